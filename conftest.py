@@ -11,7 +11,6 @@ NEEDS = {
     "gpufold/jax/*": ("jax",),
     "gpufold/torch/*": ("torch",),
     "tests/onnx_models.py": ("onnx",),
-    "tests/test_add_blocks.py": ("ml_dtypes",),
     "tests/test_bench.py": ("ml_dtypes", "rich"),
     "tests/test_clients.py": ("scipy",),
     "tests/test_dask.py": ("dask", "distributed", "hypothesis"),

@@ -230,10 +230,23 @@ class Launch(NamedTuple):
 
 
 @contextmanager
+def on_the_stand_in(patch, *more):
+    """Let gpufold launch on the stand-in for CuPy, and give that; no cache remembers it, nor those of `more`."""
+    from gpufold.gpu import launch, tuning
+
+    patch.setattr(launch, "cupy", fake_cupy.cupy())
+    caches = (launch._function, launch._prepare, launch.device, *more)
+    for forget in (*(cached.cache_clear for cached in caches), tuning.forget):
+        forget()
+    yield fake_cupy.cupy()
+    fake_cupy.Device().synchronize()
+    for forget in (*(cached.cache_clear for cached in caches), tuning.forget):
+        forget()
+
+
+@contextmanager
 def launched_on_fake_cupy(patch, *more):
     """Give a list of what is launched by then on; no cache remembers it, nor those of `more`."""
-    from gpufold.gpu import launch
-
     launches, call = [], fake_cupy.Function.__call__
 
     def record(function, grid, block, args, shared_mem=0, stream=None):
@@ -244,14 +257,9 @@ def launched_on_fake_cupy(patch, *more):
     patch.setattr(fake_cupy, "_lent", {})
     patch.setattr(fake_cupy, "_lent_streams", {HANDLE: DEVICE})
     patch.setattr(fake_cupy.Function, "__call__", record)
-    patch.setattr(launch, "cupy", fake_cupy.cupy())
-    caches = (launch._function, launch._prepare, launch.device, *more)
-    for cached in caches:
-        cached.cache_clear()
-    yield launches
-    synchronize()
-    for cached in caches:
-        cached.cache_clear()
+    with on_the_stand_in(patch, *more):
+        yield launches
+        synchronize()
 
 
 def synchronize():

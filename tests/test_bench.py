@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-import importlib.machinery
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-import weakref
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
@@ -162,7 +160,11 @@ def served(peer, problems, dtypes, to=np.asarray, back=np.asarray):
             call = peer.prepare(problem, to(data), 1)
             if call is not None:
                 count += 1
-                wrong = difference(back(call.as_array(call.run())), problem.expected(data), problem.tolerance)
+                with pytest.MonkeyPatch.context() as patch:
+                    if peer.name != "two passes":  # which shares the composition's weights
+                        patch.setattr(Problem, "weights", lambda self: pytest.fail("weights are made while timed"))
+                    result = call.run()
+                wrong = difference(back(call.as_array(result)), problem.expected(data), problem.tolerance)
                 assert wrong is None, f"{problem.operation} {problem.name} {dtype}: {wrong}"
     return count
 
@@ -292,48 +294,27 @@ def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_sa
     assert len(results["slow"].seconds) == LEAST_SAMPLES
 
 
-def hook_of(hooks):
-    """Return the base class of what listens to a pool; those that listen are in `hooks`."""
+@pytest.fixture
+def gpu_clock(monkeypatch):
+    """A clock of the stand-in's events and flushes, which are noted; between two events lies a quarter of a ms."""
+    log, ticks, cupy = [], Ticks(), fake_cupy.cupy()
 
-    class MemoryHook:
-        def __enter__(self):
-            hooks.append(self)
+    class Event:
+        def record(self):
+            log.append("event")
 
-        def __exit__(self, *error):
-            hooks.remove(self)
+        def synchronize(self):
+            log.append("wait")
 
-    return MemoryHook
-
-
-class FakeCupy:
-    """As much of CuPy as a clock sees; `log` holds what the device was asked for, in order."""
-
-    def __init__(self, log):
-        class Event:
-            def record(self):
-                log.append("event")
-
-            def synchronize(self):
-                log.append("wait")
-
-        runtime = SimpleNamespace(
-            getDevice=lambda: 0,
-            getDeviceProperties=lambda number: {"l2CacheSize": 50 << 20},
-            deviceSynchronize=lambda: log.append("wait"),
-        )
-        self.hooks = []
-        self.cuda = SimpleNamespace(
-            Event=Event, runtime=runtime, get_elapsed_time=lambda before, after: 0.25, MemoryHook=hook_of(self.hooks)
-        )
-        self.empty = lambda size, dtype: SimpleNamespace(fill=lambda value: log.append("flush"), nbytes=size)
-        self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
-        pool = SimpleNamespace(free_all_blocks=lambda: log.append("free"))
-        self.get_default_memory_pool = self.get_default_pinned_memory_pool = lambda: pool
+    monkeypatch.setattr(cupy.cuda, "Event", Event)
+    monkeypatch.setattr(cupy.cuda, "get_elapsed_time", lambda before, after: 0.25)
+    clock = GpuClock(cupy, ticks)
+    clock.scratch.fill = lambda value: log.append("flush")
+    return clock, ticks, log
 
 
-def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
-    log, ticks = [], Ticks()
-    clock = GpuClock(FakeCupy(log), ticks)
+def test_a_gpu_call_is_timed_between_two_events_after_a_flush(gpu_clock):
+    clock, ticks, log = gpu_clock
     assert clock.scratch.nbytes >= 4 * (50 << 20)
     times = Times()
     clock.sample(ticks.takes(3e-6, log, "call"), 1, times)
@@ -344,64 +325,42 @@ def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
     assert Times([1e-5] * 3, [7e-5, 7e-5, 1e-5], [6e-5] * 3).exposed
 
 
-@pytest.mark.parametrize(("host", "flushes"), [(3e-6, 1), (0.3e-3, 4), (1e-3, 12), (1.0, 100)])
-def test_the_cache_is_flushed_for_longer_than_the_host_takes_for_a_call(host, flushes):
-    """A flush of this device takes a quarter of a millisecond."""
-    log, ticks = [], Ticks()
-    clock = GpuClock(FakeCupy(log), ticks)
-    call = ticks.takes(host, log, "call")
-    repeats = clock.repeats(call)
-    log.clear()
-    clock.sample(call, repeats, Times())
-    assert log.count("flush") == repeats == flushes
-    assert log.count("call") == 1
-
-
-class NumpyDevice:
-    """A CUDA device made of NumPy, with the kernels `gather` and `split`, which a test may break."""
-
-    def __init__(self, monkeypatch):
-        self.log, self.lost, self.ran = [], False, []
-        self.broken = {}
-        """What the kernels raise, by the name of the problem and their own."""
-        cupy = FakeCupy(self.log)
-        cupy.copyto, cupy.empty_like, cupy.ones, cupy.__version__ = np.copyto, np.empty_like, np.ones, "0"
-        cupy.asarray, cupy.random = np.asarray, np.random
-        cupy.cuda.runtime.getDeviceProperties = lambda number: {"l2CacheSize": 1, "name": b"NumPy"}
-        cupy.cuda.runtime.getDeviceCount, cupy.cuda.runtime.driverGetVersion = lambda: 1, lambda: 0
-        cupy.cuda.runtime.deviceSynchronize = self.synchronize
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
-        monkeypatch.setattr(
-            bench.measure,
-            "installed",
-            lambda device, requested=(): [replace(peer) for peer in PEERS if peer.name == "cupy"],
-        )
-        monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
-        monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "split"))
-        device = self
-
-        def compute(problem, data, variant="auto"):
-            return device.compute(problem, data, variant)
-
-        monkeypatch.setattr(Problem, "__call__", compute)
-
-    def synchronize(self):
-        if self.lost:
-            raise RuntimeError("cudaErrorIllegalAddress")
-
-    def compute(self, problem, data, variant):
-        self.synchronize()
-        self.ran.append((problem.name, variant))
-        if error := self.broken.get((problem.name, variant)):
-            self.lost = "Illegal" in str(error)
-            raise error
-        return problem.expected(data)
+def test_the_cache_is_flushed_for_longer_than_the_host_takes_for_a_call(gpu_clock):
+    clock, ticks, log = gpu_clock
+    for host, flushes in ((3e-6, 1), (0.3e-3, 4), (1e-3, 12), (1.0, 100)):
+        call = ticks.takes(host, log, "call")
+        repeats = clock.repeats(call)
+        log.clear()
+        clock.sample(call, repeats, Times())
+        assert log.count("flush") == repeats == flushes
+        assert log.count("call") == 1
 
 
 @pytest.fixture
-def numpy_device(monkeypatch):
-    return NumpyDevice(monkeypatch)
+def device(monkeypatch):
+    """The stand-in, whose kernels `gather` and `split` are NumPy, and raise what a test has them raise.
+
+    `broken` holds that, by the name of the problem and their own, and `ran` what was called.
+    """
+    device = SimpleNamespace(ran=[], broken={})
+
+    def compute(problem, data, variant="auto"):
+        device.ran.append((problem.name, variant))
+        if error := device.broken.get((problem.name, variant)):
+            if isinstance(error, fake_cupy.CUDARuntimeError):
+                fake_cupy._lost.append(variant)
+            raise error
+        return problem.expected(data)
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(fake_cupy, "_lost", [])
+    monkeypatch.setattr(Problem, "__call__", compute)
+    of_cupy = [replace(peer) for peer in PEERS if peer.name == "cupy"]
+    monkeypatch.setattr(bench.measure, "installed", lambda device, requested=(): of_cupy)
+    monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
+    monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
+    monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "split"))
+    return device
 
 
 TINY = ("--problem", "tiny", "--seconds", "0.001")
@@ -425,10 +384,10 @@ def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
 
 @pytest.mark.all
 @pytest.mark.parametrize("variant", ["auto", "split"])
-def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_device, tmp_path, variant):
+def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, device, tmp_path, variant):
     """One that does not serve a problem is no failure; the device still answers, so the run goes on."""
-    numpy_device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
-    numpy_device.broken["im2col-tiny-2x2", "gather"] = Unsupported("gather: not this one")
+    device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
+    device.broken["im2col-tiny-2x2", "gather"] = Unsupported("gather: not this one")
     saved = tmp_path / "gpu.json"
     status, out = run(capsys, *TINY, "--save", str(saved))
     first, second = Run.load(saved).rows
@@ -441,25 +400,25 @@ def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_devi
     assert "not this one" not in out
 
 
-def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(capsys, numpy_device, tmp_path):
-    numpy_device.broken["im2col-tiny-2x2", "split"] = RuntimeError("cudaErrorIllegalAddress")
+def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(capsys, device, tmp_path):
+    device.broken["im2col-tiny-2x2", "split"] = fake_cupy.CUDARuntimeError(700)
     saved = tmp_path / "gpu.json"
     words = (*TINY, "--save", str(saved))
     status, out = run(capsys, *words)
     assert status == LOST
-    assert "the device is lost after split on im2col-tiny-2x2: RuntimeError: cudaErrorIllegalAddress" in out
+    assert "the device is lost after split on im2col-tiny-2x2: CUDARuntimeError: cudaErrorIllegalAddress" in out
     assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
     first, second = Run.load(saved).rows
     assert first.finished
     assert first.times
     assert (second.finished, second.times) == (False, {})
 
-    numpy_device.lost = False  # in a new process
-    numpy_device.ran.clear()
+    fake_cupy._lost.clear()  # in a new process
+    device.ran.clear()
     status, out = run(capsys, *words, "--resume")
     assert status == 1  # a kernel failed
-    assert {variant for _, variant in numpy_device.ran} == {"auto", "gather"}
-    assert {name for name, _ in numpy_device.ran} == {"im2col-tiny-2x2"}
+    assert {variant for _, variant in device.ran} == {"auto", "gather"}
+    assert {name for name, _ in device.ran} == {"im2col-tiny-2x2"}
     again, second = Run.load(saved).rows
     assert again == first
     assert second.finished
@@ -467,26 +426,19 @@ def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(caps
     assert list(second.failures) == ["split"]
 
 
-def test_each_problem_frees_its_memory_before_the_next(numpy_device, monkeypatch):
+def test_each_problem_frees_its_memory_before_the_next(device, monkeypatch):
     measured = Bench("gpu", CpuClock(pause=lambda seconds: None), 1, 0.001, [], ["gather"])
-    made, arrays = Problem.data, []
-
-    def watched(problem, dtype, **options):
-        data = made(problem, dtype, **options).view(type("Watched", (np.ndarray,), {}))
-        arrays.append(weakref.ref(data))
-        return data
-
-    monkeypatch.setattr(Problem, "data", watched)
-    cupy = sys.modules["cupy"]
-    cupy.asarray = lambda array: array
-    cupy.get_default_memory_pool().free_all_blocks()
-    numpy_device.log.clear()
+    pool, freed = fake_cupy.cupy().get_default_memory_pool(), []
+    monkeypatch.setattr(fake_cupy.MemoryPool, "free_all_blocks", lambda pool: freed.append(pool))
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
-    _window_on_device(replace(problem, window="hann"), "numpy")
+    gc.collect()  # what other tests left
+    before = pool.used_bytes()
+    _window_on_device(replace(problem, window="hann"), "cupy")
+    assert pool.used_bytes() > before
     measured.measure(problem, "float32", new_row(problem, "float32"))
-    assert arrays[0]() is None
-    assert numpy_device.log.count("free") == 2  # the device's pool and that of pinned memory
-    assert _window_on_device.cache_info().currsize == 0
+    assert device.ran
+    assert pool.used_bytes() == before
+    assert len(freed) == 2, "the device's pool and that of pinned memory"
 
 
 # ---- memory
@@ -517,20 +469,17 @@ def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before
 
 def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    cupy = FakeCupy([])
 
     def call():
-        (hook,) = cupy.hooks
-        hook.malloc_postprocess(device_id=0, size=500, mem_size=512, mem_ptr=8, pmem_id=1)
-        hook.malloc_postprocess(device_id=0, size=1000, mem_size=1024, mem_ptr=16, pmem_id=2)
-        hook.malloc_postprocess(device_id=0, size=1 << 40, mem_size=1 << 40, mem_ptr=0, pmem_id=0)  # none left
-        hook.free_postprocess(device_id=0, mem_size=1024, mem_ptr=16, pmem_id=2)
-        hook.malloc_postprocess(device_id=0, size=512, mem_size=512, mem_ptr=16, pmem_id=3)
+        arrays = [fake_cupy.empty(count, np.uint8) for count in (500, 1000)]  # of 512 and of 1024 bytes
+        with pytest.raises(fake_cupy.OutOfMemoryError):
+            fake_cupy.empty(1 << 40, np.uint8)
+        arrays[1] = None
+        return [*arrays, fake_cupy.empty(512, np.uint8)]
 
-    peak = pool_peak(cupy)
+    peak = pool_peak(fake_cupy.cupy())
     assert peak(call) == 1536
     assert peak(call) == 1536
-    assert cupy.hooks == []
 
     allocated = {"now": 100, "most": 5000}
     tensors = SimpleNamespace(
@@ -542,20 +491,6 @@ def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=tensors))
     assert peak(lambda: allocated.update(most=700)) == 600
     assert peak(call) == 1536
-
-
-FUSED = [problem for problem in user_problems() if problem.window or problem.reduction != "sum"]
-
-
-@pytest.mark.parametrize("peer", CPU_PEERS)
-def test_peers_make_their_weights_before_they_are_timed(peer, monkeypatch):
-    for problem in FUSED:
-        if problem.kind in peer.kinds and (call := peer.prepare(problem, problem.data("float32"), 1)) is not None:
-            if peer.name == "two passes":
-                continue  # it shares the composition's
-            with monkeypatch.context() as patch:
-                patch.setattr(Problem, "weights", lambda self: pytest.fail(f"{peer.name} made weights in its call"))
-                call.run()
 
 
 # ---- the problems
@@ -655,27 +590,43 @@ TWO = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--threads"
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_crash_loses_the_row_under_way_and_resume_measures_what_is_missing(capsys, tmp_path, monkeypatch, error):
-    saved, measured, crashes = tmp_path / "saved.json", [], [True]
+@pytest.mark.parametrize(
+    ("stop", "status", "said"),
+    [
+        (ZeroDivisionError, None, ""),
+        (KeyboardInterrupt, INTERRUPTED, "Interrupted at im2col-tiny-2x2."),
+        (signal.SIGTERM, TERMINATED, "Terminated at im2col-tiny-2x2."),
+    ],
+)
+def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(
+    capsys, tmp_path, monkeypatch, stop, status, said
+):
+    saved, measured, stops = tmp_path / "saved.json", [], [True]
     measure = Bench.measure
 
-    def crash_at_im2col(self, problem, dtype, row):
+    def stop_at_im2col(self, problem, dtype, row):
         measured.append(problem.name)
-        if problem.operation == "im2col" and crashes:
-            raise error
+        if problem.operation == "im2col" and stops:
+            if stop is not signal.SIGTERM:
+                raise stop
+            signal.getsignal(stop)(stop, None)  # as Python calls it; some peers leave no stack for signals
         measure(self, problem, dtype, row)
 
-    monkeypatch.setattr(Bench, "measure", crash_at_im2col)
+    monkeypatch.setattr(Bench, "measure", stop_at_im2col)
     words = (*TWO, "--save", str(saved), "--commit", "abc")
-    if error is KeyboardInterrupt:
-        assert run(capsys, *words)[0] == INTERRUPTED
-    else:
-        with pytest.raises(error):
+    if status is None:
+        with pytest.raises(stop):
             main(words)
+    else:
+        ended, out = run(capsys, *words)
+        assert ended == status
+        assert said in out
+        assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
+    assert list(tmp_path.iterdir()) == [saved]
     (first,) = Run.load(saved).rows
     assert first.problem == "col2im-tiny-2x2"
-    crashes.clear()
+    assert first.times
+    stops.clear()
     status, out = run(capsys, *words, "--resume")
     assert status == 0
     assert measured == ["col2im-tiny-2x2", "im2col-tiny-2x2", "im2col-tiny-2x2"]
@@ -705,28 +656,6 @@ def test_resume_goes_on_with_the_same_options_only(capsys, tmp_path, others, mes
             main([*TWO, *words, "--save", str(saved)])
         assert re.search(complaint, capsys.readouterr().err)
         assert saved.read_text() == before
-
-
-@pytest.mark.all
-def test_sigterm_loses_nothing_but_the_row_under_way(tmp_path):
-    saved = tmp_path / "saved.json"
-    words = ["--device", "cpu", "--problem", "tiny", "--seconds", "2", "--threads", "1", "--save", str(saved)]
-    running = subprocess.Popen([sys.executable, "-m", "bench", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not saved.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    running.send_signal(signal.SIGTERM)
-    out, _ = running.communicate(timeout=60)
-    assert running.returncode == TERMINATED
-    (first,) = Run.load(saved).rows
-    assert first.times
-    assert "Terminated at im2col-tiny-2x2." in out
-    assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
-    assert list(tmp_path.iterdir()) == [saved]
-    out = in_a_process_of_its_own(*words, "--resume")
-    assert Run.load(saved).rows[0] == first
-    assert len(Run.load(saved).rows) == 2
-    assert "Terminated" not in out
 
 
 BLOCKED = ("matplotlib", "onnxruntime", "openvino", "sigpy", "unfoldNd", "torch", "ml_dtypes")

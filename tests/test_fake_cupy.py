@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fronts import on_the_stand_in
 
 import gpufold
 from bench.hostcuda import fake_cupy
@@ -91,11 +92,9 @@ def launch(monkeypatch):
     """The module that launches, on the stand-in, where nothing is loaded yet."""
     from gpufold.gpu import launch
 
-    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setattr(fake_cupy, "_loaded", {})
-    launch._function.cache_clear()
-    yield launch
-    launch._function.cache_clear()
+    with on_the_stand_in(monkeypatch):
+        yield launch
 
 
 @pytest.mark.hostcuda
@@ -179,27 +178,21 @@ def test_what_the_documents_show_runs_on_the_stand_in(tmp_path):
 # The GPU tests
 
 
-@pytest.mark.all
 @pytest.mark.hostcuda
-def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
-    """Two problems of each; what compiles is kept for the next run."""
-    status, output = run("tests/test_gpu.py", "--of-each=2")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["tests/test_gpu.py", "--of-each=2"], marks=pytest.mark.all),  # what compiles is kept
+        pytest.param(
+            ["tests/test_torch_gpu.py", "-p", "bench.hostcuda.fake_torch_cuda", "--of-each=20"],
+            marks=[pytest.mark.all, pytest.mark.peer("torch")],
+        ),
+        pytest.param(["tests/test_gpu.py"], marks=pytest.mark.many),
+    ],
+    ids=" ".join,
+)
+def test_the_gpu_tests_pass_on_a_stand_in_for_cupy(words):
+    status, output = run(*words)
     assert status == 0, output
     assert "no GPU ran" in output
-    assert "tests deselected: needs many GB" in output
-
-
-@pytest.mark.all
-@pytest.mark.peer("torch")
-@pytest.mark.hostcuda
-def test_the_gpu_tests_of_tensors_pass_on_a_stand_in_for_cupy():
-    status, output = run("tests/test_torch_gpu.py", "-p", "bench.hostcuda.fake_torch_cuda", "--of-each=20")
-    assert status == 0, output
-    assert "no GPU ran" in output
-
-
-@pytest.mark.many
-@pytest.mark.hostcuda
-def test_all_gpu_tests_that_say_something_pass_on_a_stand_in_for_cupy():
-    status, output = run("tests/test_gpu.py")
-    assert status == 0, output
+    assert ("tests deselected: needs many GB" in output) is ("tests/test_gpu.py" in words)

@@ -29,12 +29,14 @@ from gpufold.operations import variants
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 
 
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.many)])
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_kernel_compiles_for_every_architecture(source, architecture):
+def test_every_kernel_compiles_for_every_architecture(source, architecture, most):
     """One specialisation of each source, another for each architecture; --many compiles them all."""
-    defines = random.Random(f"{source} {architecture}").choice(specialisations()[source])
-    assert hostcuda.cubin.compile(source, defines, architecture), defines
+    known = specialisations()[source]
+    for defines in random.Random(f"{source} {architecture}").sample(known, most or len(known)):
+        assert hostcuda.cubin.compile(source, defines, architecture), defines
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -49,28 +51,11 @@ def test_every_kernel_compiles_for_every_dtype(source):
             assert hostcuda.cubin.compile(source, defines, 90), defines
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_specialisation_compiles_for_every_architecture(source, architecture):
-    for defines in specialisations()[source]:
-        assert hostcuda.cubin.compile(source, defines, architecture), defines
-
-
 SYMBOLS = sorted(
     symbol
     for source in SOURCES
     for symbol in re.findall(r"^ *(\w+)\(const Scalar", (KERNELS / source).read_text(), re.M)
 )
-
-
-@pytest.mark.parametrize("symbol", SYMBOLS)
-def test_shared_memory_is_what_the_plan_says(symbol):
-    """Of three specialisations of each kernel; the last is one of those that take most."""
-    served = [plan for plan in plans() if plan.symbol == symbol]
-    rng = random.Random(symbol)
-    for plan in (*rng.sample(served, 2), max(served, key=lambda plan: plan.shared_bytes)):
-        assert hostcuda.cubin.resources(plan).shared_bytes == plan.shared_bytes, plan
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -82,17 +67,29 @@ def test_kernels_are_compiled_for_the_threads_that_are_launched(source):
             assert dict(plan.defines)["THREADS"] == str(prod(plan.block)), plan
 
 
+def launch_bounds(plan):
+    """Return the threads of a block that a plan's kernel is compiled for, and the blocks of a multiprocessor."""
+    options = ["-std=c++17", f"-I{KERNELS}", "-arch=compute_75"]
+    text = hostcuda.cubin.compile_text(program(plan.source, plan.symbol, plan.defines), options).decode()
+    text = text[re.search(rf"\.entry {plan.symbol}\(", text).start() :].partition("{")[0]
+    threads, blocks = (re.search(rf"\.{name} (\d+)", text) for name in ("maxntid", "minnctapersm"))
+    return int(threads[1]), int(blocks[1] if blocks else 1)
+
+
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_bounds_are_of_threads_that_any_multiprocessor_holds(symbol):
-    """Of three specialisations of each kernel, the last one with the widest words; beyond that they say nothing."""
+def test_machine_code_takes_what_plans_say_and_any_multiprocessor_has(symbol):
+    """Of four specialisations of each kernel: two drawn ones, and those of most shared memory and the widest words.
+
+    No load or store looks up where its address points: a generic one takes longer than a global one.
+    """
     served = [plan for plan in plans() if plan.symbol == symbol]
-    rng = random.Random(symbol)
-    for plan in (*rng.sample(served, 2), max(served, key=lambda plan: int(dict(plan.defines).get("WORD", 1)))):
-        options = ["-std=c++17", f"-I{KERNELS}", "-arch=compute_75"]
-        text = hostcuda.cubin.compile_text(program(plan.source, plan.symbol, plan.defines), options).decode()
-        text = text[re.search(rf"\.entry {symbol}\(", text).start() :].partition("{")[0]
-        threads, blocks = (re.search(rf"\.{name} (\d+)", text) for name in ("maxntid", "minnctapersm"))
-        assert int(threads[1]) * int(blocks[1] if blocks else 1) <= THREADS_OF_ANY, plan
+    widest = max(served, key=lambda plan: int(dict(plan.defines).get("WORD", 1)))
+    chosen = [*random.Random(symbol).sample(served, 2), max(served, key=lambda plan: plan.shared_bytes), widest]
+    for plan, architecture in zip(chosen, (75, 90, 90, 75), strict=True):
+        assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes, plan
+        assert prod(launch_bounds(plan)) <= THREADS_OF_ANY, plan
+        counts = hostcuda.cubin.instruction_counts(plan, architecture)
+        assert not [kind for kind in counts if kind.split(".")[0] in ("LD", "ST")], plan
 
 
 def rounding_plans(dtype, fusion, source=""):
@@ -269,15 +266,6 @@ def test_narrow_elements_change_places_a_register_at_a_time(name, dtype, most):
     loops = hostcuda.figures(plan_of(REGIMES[name], "auto", dtype, H200)).loops
     assert max(loop.instructions for loop in loops) <= most
     assert {loop.waits for loop in loops} == {1}, "all loads of a pass are in flight together"
-
-
-@pytest.mark.parametrize("symbol", SYMBOLS)
-def test_arrays_are_known_to_lie_in_global_memory(symbol):
-    """No load or store looks up where its address points: a generic one takes longer than a global one."""
-    served = [plan for plan in plans() if plan.symbol == symbol]
-    for plan, architecture in zip(random.Random(symbol).choices(served, k=2), (75, 90), strict=True):
-        counts = hostcuda.cubin.instruction_counts(plan, architecture)
-        assert not [kind for kind in counts if kind.split(".")[0] in ("LD", "ST")], plan
 
 
 def counted(name, variant, dtype):

@@ -15,10 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from faults import copy_checkout
+from fronts import on_the_stand_in
 
 from bench.__main__ import _parser, main
 from bench.gpu_session import DONE, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests
@@ -124,12 +126,19 @@ class Rehearsal:
 
     def kill(self):
         """End every process of the command at once, as a machine that is taken away does."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if str(self.results).encode() in (folder / "cmdline").read_bytes():
-                    os.kill(int(folder.name), signal.SIGKILL)
-            except (OSError, ProcessLookupError):
-                continue
+        for process in running(str(self.results)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def running(marker):
+    """Return the processes whose command has a word."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if marker.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
 @pytest.mark.all
@@ -242,18 +251,6 @@ def test_steps_and_what_the_documents_say_of_them_end_before_ten_minutes():
     assert all(_parser().parse_args(words.split()).steps * longest < 600 for words in said)
 
 
-def running(marker):
-    """Return the processes whose command has a word."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
 STARTS = """
 import sys, time
 from pathlib import Path
@@ -327,18 +324,10 @@ def test_a_line_that_was_cut_is_not_read(tmp_path):
 @pytest.fixture
 def cupy(monkeypatch):
     """The stand-in, of whose device nothing is known."""
-    from gpufold.gpu import launch, tuning
-
-    cached = launch._function, launch._prepare, launch.device
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", "")
-    for each in cached:
-        each.cache_clear()
-    yield fake_cupy.cupy()
-    for each in cached:
-        each.cache_clear()
-    tuning.forget()
+    with on_the_stand_in(monkeypatch) as cupy:
+        yield cupy
 
 
 def test_every_problem_of_a_gpu_is_raced_in_each_dtype_and_several_batches():

@@ -145,6 +145,7 @@ ROWS = (
         for case in cases
     ),
     *(Row("add_blocks", case, variant, "awkward") for case in POSITIONS_CASES[1::2] for variant in ("gather", "lists")),
+    Row("take_blocks", POSITIONS_CASES[1], "direct", "awkward"),
 )
 
 

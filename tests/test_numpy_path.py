@@ -11,6 +11,7 @@ import pytest
 from cases import (
     CASES,
     FAR_CASES,
+    INEXACT,
     POSITIONS_CASES,
     POSITIONS_CASES_OF_KERNELS,
     SPACE_CASES,
@@ -20,7 +21,7 @@ from cases import (
     off_its_size,
 )
 from executors import arrays_of, assert_same_bytes, blocks_calls, calls_of, placed_calls
-from test_kernels import ROWS, SUMS, drawn, drawn_call, laid_out, random_rows
+from test_kernels import ROWS, SUMMED, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
 from gpufold.calls import MODES
@@ -83,10 +84,10 @@ def defined(call, before):
 
 
 @cache
-def problem(row, number):
-    """A call with what is drawn for a row, and its answer by definition, which is worked out once for all ways."""
+def problem(row, number, **given):
+    """A call with what is drawn for a row, or given, and its answer by definition, worked out once for all ways."""
     what = drawn(row, number)
-    what = what._replace(mode=MODES[what.seed % len(MODES)])
+    what = what._replace(mode=MODES[what.seed % len(MODES)], **given)
     call, before, view = drawn_call(row, what)
     with np.errstate(all="ignore"):
         return what, call, before, view, defined(call, before)
@@ -98,9 +99,9 @@ def result_of(call, read):
         return call.reading(read).on(call.data if call.operation == "add_blocks" else read)
 
 
-def check(row, number):
+def check(row, number, **given):
     """Make a row's call on arrays where the draw puts them; what is written held garbage, or what is added to."""
-    what, call, before, view, (want, want_weight) = problem(row, number)
+    what, call, before, view, (want, want_weight) = problem(row, number, **given)
     laid = laid_out(call, arrays_of(call, before), view, what, "auto")
     if before is None and row.operation != "add_blocks":
         laid.result[...] = garbage(laid.result.shape, laid.result.dtype)
@@ -133,6 +134,15 @@ DEFINED = [
 @pytest.mark.parametrize("row", DEFINED)
 def test_every_call_is_its_definition(row, number, every_way):
     check(row, number)
+
+
+@pytest.mark.some(7)
+@pytest.mark.parametrize(("source", "dtype"), SUMMED)
+@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
+def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, source, dtype, every_way):
+    for kind in ("none", "separable", "full") if np.dtype(dtype) in INEXACT else ("none",):
+        given = {"source": source, "dtype": dtype, "fusion": ("sum", kind, False), "weight_out": False}
+        check(Row("add_blocks", case), 1, **given)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.case in FAR_CASES], ids=str)

@@ -12,22 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, fold
 from onnx_models import col2im_model
 
 import gpufold
-
-
-def whole_numbers(shape):
-    return np.random.default_rng(0).integers(-50, 51, shape).astype(np.float32)
-
-
-def fold(case, columns):
-    return gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
-
-
-def named(cases):
-    return pytest.mark.parametrize("case", cases, ids=str)
 
 
 @pytest.mark.peer("torch")
@@ -59,11 +47,15 @@ def test_torch_sums_half_precision_in_half_precision():
 # onnx's own reference: pure Python, every rank
 
 
-@named([case for case in CASES if case.batch is not None and len(case.output_size) >= 2 and "zero" not in case.name])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.batch is not None and len(case.output_size) >= 2 and "zero" not in case.name],
+    ids=str,
+)
 def test_onnxs_reference_agrees(case):
     from onnx.reference import ReferenceEvaluator
 
-    columns = whole_numbers(case.columns_shape)
+    columns = np.random.default_rng(0).integers(-50, 51, case.columns_shape).astype(np.float32)
     (want,) = ReferenceEvaluator(col2im_model(case, columns.dtype)).run(None, {"columns": columns})
     np.testing.assert_array_equal(fold(case, columns), want)
 

@@ -64,29 +64,6 @@ def test_an_order_that_matters_is_never_given_up():
     assert out.item() == 0.5 + 1e16 + 3 - 1e16 != 3.5
 
 
-def whole(geometry):
-    """Describe contiguous columns and images, or what an operation's geometry calls them."""
-    return Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
-
-
-FAR = 12_264_453_027
-"""Beyond 32 bits."""
-
-
-@pytest.mark.parametrize(
-    ("operation", "variant"),
-    [(operation, variant) for operation in ("col2im", "im2col") for variant in ("auto", *variants(operation))],
-)
-def test_a_dilation_that_parts_no_taps_is_none(operation, variant):
-    geometry = sliding((3, 1), (1, 1), (1, FAR)) if operation == "col2im" else sliding((1, 3), (1, 1), (FAR, 1))
-    columns, image = whole(geometry)
-    if variant in ("gather_blocks", "packed"):
-        columns = block_by_block(geometry)
-    arrays = (columns, image) if operation == "col2im" else (image, columns)
-    plan = choose(Call(operation, geometry, "int32", variant=variant), *arrays)
-    assert dict(plan.defines)["OFFSET"] == "int"
-
-
 def test_channels_are_numbers_of_their_own():
     """Threads that serve several are fewer."""
     lead = 17_136_500_657
@@ -97,18 +74,6 @@ def test_channels_are_numbers_of_their_own():
         Operand((lead, 1), (1, 1)),
     )
     assert dict(plan.defines)["OFFSET"] == "long long"
-    placed = add_blocks_geometry((2**32, 4), (1, 2**32, 2), (1, 1))
-    call = Call("add_blocks", placed, "int8", variant="gather")
-    plan = choose(call, *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape)))
-    assert dict(plan.defines)["OFFSET"] == "long long"
-
-
-def test_divisors_of_places_fit_into_offsets():
-    """A block of nearly 2**31 pixels meets a tile at positions that count up to 2**31."""
-    placed = PositionsGeometry(834053, (1, 9), (16,), (2_010_874_702,))
-    operands = Operand.contiguous(placed.blocks_shape), Operand.contiguous(placed.array_shape)
-    plan = choose(Call("add_blocks", placed, "int16", Fusion(accumulate=True), "lists"), *operands)
-    assert dict(plan.defines)["OFFSET"] == "long long"
 
 
 def test_a_plan_takes_no_longer_for_many_blocks():
@@ -117,19 +82,6 @@ def test_a_plan_takes_no_longer_for_many_blocks():
     start = time.process_time()
     choose(Call("take_blocks", taken, "float32"), *operands)
     assert time.process_time() - start < 1
-
-
-def test_what_is_compiled_in_lies_within_its_type():
-    far = SlidingGeometry(1, 1, (Axis(8, 3, 3, 2**31, 0, 2**32),))
-    assert dict(choose(Call("col2im", far, "float32", variant="gather"), *whole(far)).defines)["OFFSET"] == "long long"
-    many = SlidingGeometry(1, 1, (Axis(2**24 + 8, 2**24, 1, 1, 0, 0),))
-    with pytest.raises(Unsupported, match="gather_pixels counts the taps of a pixel along an axis, 16777215 at most"):
-        choose(Call("col2im", many, "float32", variant="gather_pixels"), *whole(many))
-    with pytest.raises(Unsupported, match="atomic adds in any order, where deterministic=True"):
-        choose(Call("col2im", many, "float32"), *whole(many))
-    assert choose(Call("col2im", many, "float32", deterministic=False), *whole(many)).variant == "atomic"
-    wide = SlidingGeometry(1, 1, (Axis(2**31 + 8, 2**31, 1, 1, 0, 0),))
-    assert choose(Call("im2col", wide, "int8"), *reversed(whole(wide))).variant == "runs"
 
 
 @pytest.mark.parametrize("far", ["pixels", "taps"])

@@ -9,8 +9,15 @@ import pytest
 from cases import CASES_OF_KERNELS, Case
 from executors import block_by_block
 
+import gpufold
 from gpufold.calls import Call, Fusion, Unsupported
-from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry, space_to_batch_geometry
+from gpufold.geometry import (
+    add_blocks_geometry,
+    batch_to_space_geometry,
+    col2im_geometry,
+    im2col_geometry,
+    space_to_batch_geometry,
+)
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.operations import variants
@@ -69,6 +76,14 @@ together, apart = partial(space, "batch_to_space"), partial(space, "space_to_bat
 joined, taken_apart = partial(together, variant="packed"), partial(apart, variant="deinterleave")
 
 
+def placed(shape, block, count, variant="auto", dtype="float32", deterministic=True, all_of_them=False):
+    """Plan an addition of so many blocks."""
+    lead = shape[: len(shape) - len(block)]
+    geometry = add_blocks_geometry(shape, (count, *lead, *block), (count, len(block)))
+    call = Call("add_blocks", geometry, dtype, Fusion(accumulate=True), variant, deterministic)
+    return planned(call, contiguous(geometry.blocks_shape), contiguous(shape), all_of_them)
+
+
 def taps(number, dtype="float32", spaced=1):
     """Plan a call whose columns lie row by row."""
     case = CASES_OF_KERNELS["im2col", "taps"][number]
@@ -90,6 +105,7 @@ def row(wanted, function, *arguments, **options):
 
 
 MAP = {"batch": 32, "channels": 64}
+MANY = (2**24 + 8,)
 NHWC, NCHW, PLANES = (8, 6, 7), (4, 64, 56, 56), (4, 64, 1024, 1024)
 CELLS = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
 
@@ -153,6 +169,23 @@ VARIANTS = [
     row("direct", apart, (256, 3, 64, 64), (1, 16, 16)),
     row("direct", apart, (256, 3, 64, 64), (1, 16, 16), dtype="complex64"),
     row("direct", apart, (64, 64, 112, 112), (1, 2, 2), end=(0, 0, 0, 1)),  # elements stored one by one
+    # Blocks are searched where there is little to test, and few integers added in any order.
+    *(
+        row(variant, placed, shape, block, count, dtype=dtype, deterministic=deterministic)
+        for deterministic in (True, False)
+        for variant, shape, block, count, dtype in (
+            ("gather", (1024, 1024), (3, 3), 1000, "float32"),
+            ("gather", (1024, 1024), (256, 256), 400, "complex64"),
+            ("lists", (4096, 4096), (64, 64), 10_000, "complex64"),
+            ("lists", (8192, 8192), (3, 3), 1_000_000, "float32"),
+            ("lists", (8192, 8192), (3, 3), 1_000_000, "int32"),
+            ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
+            ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
+        )
+    ),
+    # A number of taps that no other kernel counts.
+    row("atomic", col2im, MANY, (2**24,), deterministic=False),
+    row("runs", im2col, (1, 1, 2**31 + 8), (2**31,), dtype="int8"),
 ]
 
 
@@ -180,12 +213,7 @@ def test_several_planes_and_wide_words_where_there_is_enough(expected, plan):
     assert plan().symbol == expected
 
 
-def test_a_thread_takes_one_block_or_several():
-    for columns, symbols in ((231, ["_of_several", ""]), (3, [""])):
-        plans = im2col((1, 3, 20, columns + 7), (8, 8), "taps", "uint8", blocks=0, all_of_them=True)
-        assert [plan.symbol.removeprefix("im2col_taps") for plan in plans] == symbols
-
-
+BLOCKS_OF_THREE, BESIDE = {"gather_blocks": {"steps": (0, 1, 3)}}, {"packed": 0}
 OFFSETS = [
     row("int", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=4, channels=64),  # 2**32 pixels in planes of 2**24
     row("long long", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=16, channels=64),  # 2**31 threads
@@ -206,6 +234,18 @@ OFFSETS = [
     row("int", direct, (2**22, 1, 32, 32), (2, 2)),
     row("long long", direct, (2**24, 1, 32, 32), (2, 2)),  # threads
     row("long long", direct, (2**28, 16, 2, 4), (2, 2)),  # planes
+    row("long long", placed, (2**32, 4), (2,), 1, "gather", "int8"),
+    row("long long", placed, (1, 9, 16), (2_010_874_702,), 834_053, "lists", "int16"),  # positions that a tile meets
+    row("long long", col2im, (8,), (3,), "gather", strides=3, dilations=2**31, pads_end=2**32),  # what is compiled in
+    # A dilation that parts no taps is none.
+    *(
+        row("int", col2im, (10, 8), (3, 1), variant, "int32", dilations=(1, 2**33), **BLOCKS_OF_THREE.get(variant, {}))
+        for variant in ("auto", *variants("col2im"))
+    ),
+    *(
+        row("int", im2col, (2, 3, 8, 10), (1, 3), variant, "int32", dilations=(2**33, 1), blocks=BESIDE.get(variant))
+        for variant in ("auto", *variants("im2col"))
+    ),
     *(
         row(bits, space, operation, shape, (1, 2, 2), variant)
         for operation in ("batch_to_space", "space_to_batch")
@@ -364,6 +404,8 @@ REFUSED = [
     row("no atomic addition of uint8", col2im, (50, 60), (3, 3), "atomic", "uint8"),
     row("out must be C-contiguous", col2im, (4, 4), (2, 2), "atomic", image=(32, 32, 8, 2)),
     row("do not fit into 64 bits", col2im, (4, 8), (2, 2), "gather_pixels", pads_begin=2**63, strides=2**62),
+    row("counts the taps of a pixel along an axis, 16777215 at most", col2im, MANY, (2**24,), "gather_pixels"),
+    row("atomic adds in any order, where deterministic=True", col2im, MANY, (2**24,)),
     row("packed takes no window", packed, (2, 3, 8, 8), (3, 3), dtype="float32", window="full"),
     row("must not be larger .* but 9 of 8 bytes are a block", packed, (2, 3, 8, 8), (3, 3), dtype="int64"),
     row("nor blocks smaller, but 3 of 1 bytes are a block", packed, (2, 3, 8, 8), (3, 1)),
@@ -448,6 +490,43 @@ def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
     assert first.parameters == other.parameters
 
 
-def test_rows_of_taps_are_brought_for_several_rows_of_pixels_or_for_one():
-    plans = col2im((512, 512), (8, 8), "gather_blocks", steps=(1, 1, 64), all_of_them=True)
-    assert [facts(plan, "ROWS grid") for plan in plans] == [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]
+def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
+    made = {placed((64, 64), (3, 3), 100, "lists", dtype).prologue[0].defines for dtype in ("int8", "complex128")}
+    assert len(made) == 1
+
+
+OF_ROWS_OF_TAPS = partial(col2im, (512, 512), (8, 8), "gather_blocks", steps=(1, 1, 64))
+OF_BLOCKS = partial(im2col, kernel=(8, 8), variant="taps", dtype="uint8", blocks=0)
+CANDIDATES = [
+    row(("symbol", [["im2col_taps_of_several"], ["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 238)),
+    row(("symbol", [["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 10)),  # whose rows have three blocks
+    row(("ROWS grid", [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]), OF_ROWS_OF_TAPS),
+    row(("TILE_ROWS", [[8], [32]]), placed, (8, 2048, 2048), (512, 512), 64, "lists"),
+    row(("variant", [["gather"], ["lists"], ["lists"]]), placed, (64, 64), (3, 3), 100),
+    row(
+        ("variant", [["gather"], ["lists"], ["lists"], ["atomic"]]),
+        *(placed, (64, 64), (3, 3), 100),
+        deterministic=False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("expected", "plan"), CANDIDATES)
+def test_what_races_begins_with_what_the_rule_takes(expected, plan):
+    names, wanted = expected
+    assert [facts(each, names) for each in plan(all_of_them=True)] == wanted
+
+
+@pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
+def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dtype, columns):
+    itemsize, count = np.dtype(dtype).itemsize, 5
+    places = range(0, 32, itemsize)
+    sectors = np.mean([(place + columns * itemsize - 1) // 32 + 1 for place in places])
+    places, blocks = count * 2 * 8, count * 2 * columns * itemsize
+    under = int(count * 2 * sectors * 32)
+    assert placed((4096, 4096), (2, columns), count, dtype=dtype).bytes_moved == places + blocks + 2 * under
+    taken = gpufold.explain("take_blocks", ((4096, 4096), dtype), ((count, 2), "int64"), (2, columns)).plan
+    assert taken.bytes_moved == places + blocks + under
+    everywhere = placed((4, columns), (4, columns), count, dtype=dtype)
+    assert everywhere.bytes_moved == places + 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"

@@ -92,21 +92,12 @@ def planned(name):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.parametrize(
+    "architecture", [90, *(pytest.param(other, marks=pytest.mark.all) for other in (80, 100, 120))]
+)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
-def test_machine_code_gives_the_bits_of_the_numpy_path(name):
-    check_bits(name, 90)
-
-
-@pytest.mark.all
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("architecture", [80, 100, 120])
-@pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
-def test_machine_code_for_others_gives_the_bits_of_the_numpy_path(name, architecture):
+def test_machine_code_gives_the_bits_of_the_numpy_path(name, architecture):
     """Instructions differ: 64-bit integers are added and compared in one from compute capability 12.0 on."""
-    check_bits(name, architecture)
-
-
-def check_bits(name, architecture):
     with planned(name) as (call, arrays, plan):
         device = replace(H200, compute_capability=divmod(architecture, 10))
         execute(plan, arrays, "machine code", device=device)

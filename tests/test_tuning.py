@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits, values
 from executors import Call, calls_of, placed_calls
+from fronts import on_the_stand_in
 from test_gpu import EVERY_CALL, captured
 
 import gpufold
@@ -55,19 +56,10 @@ RACED = (
 @pytest.fixture
 def cupy(monkeypatch, tmp_path):
     """The stand-in, with a device of which nothing is known yet."""
-    from gpufold.gpu import launch
-
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
-    for cached in (launch._function, launch._prepare, launch.device):
-        cached.cache_clear()
-    tuning.forget()
-    yield fake_cupy.cupy()
-    fake_cupy.Device().synchronize()
-    for cached in (launch._function, launch._prepare, launch.device):
-        cached.cache_clear()
-    tuning.forget()
+    with on_the_stand_in(monkeypatch) as cupy:
+        yield cupy
 
 
 @pytest.fixture

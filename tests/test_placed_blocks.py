@@ -1,36 +1,34 @@
-"""Blocks at positions of their own: the definition, its laws and clients, on the NumPy path and the kernels."""
+"""Blocks added and taken at positions of their own, on the NumPy path and by the kernels."""
 
 from __future__ import annotations
 
 import random
 import tracemalloc
+from dataclasses import replace
+from math import prod
 
 import definition
 import numpy as np
 import pytest
 from cases import (
+    FAR,
     INEXACT,
-    WIDENINGS,
     assert_same_bits,
+    garbage,
     values,
     window_of,
 )
 from cases import POSITIONS_CASES as CASES
 from executors import Call, in_layout, operand, run
-from ml_dtypes import bfloat16
 
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import Fusion
-from gpufold.cpu import arithmetic, placing, tiles
-from gpufold.geometry import add_blocks_geometry
+from gpufold.calls import MODES
+from gpufold.cpu import placing, tiles
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
-from gpufold.gpu.registry import candidates, choose, problem_of
-
-WIDER = [(bfloat16 if narrow == "bfloat16" else narrow, wide) for narrow, wide in WIDENINGS]
-"""Dtypes of blocks, and those of wider arrays that they are added to."""
+from gpufold.gpu.registry import choose
 
 
 def problem(case, dtype, seed=0):
@@ -39,17 +37,6 @@ def problem(case, dtype, seed=0):
 
 # ---------------------------------------------------------------------------------------------
 # The NumPy path
-
-
-@pytest.fixture(params=["whole", "tiled", "sliced-tiled"])
-def way(request, monkeypatch):
-    """Small problems would be one tile, of blocks that are added by their index; this cuts and slices them."""
-    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: "sliced" not in request.param)
-    if "tiled" in request.param:
-        monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
-        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
-        monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
 
 
 @pytest.mark.parametrize("layout", range(8))
@@ -151,22 +138,48 @@ def test_nothing_to_add_leaves_everything():
     assert gpufold.add_blocks_(np.ones((0, 4)), np.ones((1, 2, 2)), [(0, 0)]).shape == (0, 4)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
+    """They were taken one by one, where none fits into the array."""
+    monkeypatch.delattr(placing, "_take_one_by_one")
+    array, positions = values((2, 2, 5), np.float32), np.random.default_rng(0).integers(-4, 6, (3000, 2))
+    got = gpufold.take_blocks(array, positions, (3, 2), mode=mode)
+    assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
+
+
+@pytest.mark.parametrize("dtype", ["U3", "S3", ">f4", ">i2"])
+@pytest.mark.parametrize("small", [True, False], ids=["by rows", "one by one"])
+@pytest.mark.parametrize("mode", MODES)
+def test_strings_and_foreign_byte_orders_move(dtype, mode, small, monkeypatch):
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: small)
+    array = np.arange(20).reshape(4, 5).astype(dtype)
+    want = definition.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode)
+    assert_same_bits(gpufold.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode), want)
+
+
+def test_nothing_to_take():
+    assert gpufold.take_blocks(np.ones((3, 4)), np.empty((0, 2), int), 2).shape == (0, 2, 2)
+    assert gpufold.take_blocks(np.ones((0, 3, 4)), [(0, 0)], 2, mode="edge").shape == (1, 0, 2, 2)
+    out = garbage((1, 2, 2), np.dtype(np.float32))
+    assert not gpufold.take_blocks(np.ones((0, 4), np.float32), [(0, 0)], 2, out=out).any()
+
+
 # ---------------------------------------------------------------------------------------------
-# Laws and clients
+# Laws
 
 
-@pytest.mark.some(7)
-@pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
+@pytest.mark.parametrize("kind", ["none", "separable", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, wide, way):
-    rng = random.Random(f"{case} {wide}")
-    for kind in ("none", "separable", "full") if np.dtype(wide) in INEXACT else ("none",):
-        out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
-        window = window_of(kind, case.block, wide)
-        want = definition.add_blocks(out, blocks.astype(wide), case.positions, window)
-        got = in_layout(rng, out)
-        assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window=window) is got
-        assert_same_bits(got, want, f"{case} {kind}")
+def test_taking_blocks_is_adjoint_to_adding_them(case, kind):
+    """<take(x), y> = <x, add(y)>, in integers, which are exact."""
+    rng = np.random.default_rng(0)
+    array, blocks = (rng.integers(-9, 10, shape).astype(float) for shape in (case.shape, case.blocks_shape))
+    window = window_of(kind, case.block, np.float64)
+    if window is not None:
+        window = tuple(map(np.rint, window)) if isinstance(window, tuple) else np.rint(8 * window)
+    left = (gpufold.take_blocks(array, case.positions, case.block, window=window) * blocks).sum()
+    right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window)).sum()
+    assert left == right
 
 
 # ---------------------------------------------------------------------------------------------
@@ -221,73 +234,32 @@ def test_what_no_block_covers_is_left_alone(variant):
     assert out.sum() == blocks.sum()
 
 
-# ---------------------------------------------------------------------------------------------
-# What is planned
+@pytest.mark.hostcuda
+def test_an_array_without_elements_gives_zeros():
+    _, arrays = run(Call("take_blocks", np.ones((0, 5), np.float32), (np.array([(0, 0), (-1, 2)]), (3, 4))), "direct")
+    assert not arrays.result.any()
 
 
-def plan_of(shape, block, count, dtype="float32", deterministic=True, variant="auto"):
-    geometry = add_blocks_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
-    return choose(
-        calls.Call("add_blocks", geometry, dtype, Fusion("sum", "none", True), variant, deterministic),
-        Operand.contiguous(geometry.blocks_shape),
-        Operand.contiguous(shape),
-    )
+@pytest.mark.hostcuda
+@pytest.mark.nvrtc
+def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
+    case = replace(CASES[11], lead=(8,))
+    call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="direct")
+    plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
+    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("8", "1")
+    blocks = np.empty(case.blocks_shape, np.float32)
+    far = np.full_like(case.positions, FAR - 1)
+    moved = hostcuda.work(plan, values(case.shape, np.float32), blocks, None, far).counters
+    assert moved.loads.bytes == 2 * 8 * prod((40, 8, 8)), "positions alone, one for all planes"
+    assert moved.stores.bytes == blocks.nbytes
 
 
-def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
-    made = {
-        plan_of((64, 64), (3, 3), 100, dtype, variant="lists").prologue[0].defines for dtype in ("int8", "complex128")
-    }
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize(
-    ("expected", "shape", "block", "count", "dtype"),
-    [
-        ("gather", (1024, 1024), (3, 3), 1000, "float32"),
-        ("gather", (1024, 1024), (256, 256), 400, "complex64"),
-        ("lists", (4096, 4096), (64, 64), 10_000, "complex64"),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "float32"),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "int32"),
-        ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
-    ],
-)
-def test_the_rule_searches_where_there_is_little_to_test_and_adds_few_integers_in_any_order(
-    expected, shape, block, count, dtype
-):
-    for deterministic in (True, False):
-        assert plan_of(shape, block, count, dtype, deterministic).variant == expected
-
-
-def test_atomic_additions_of_floats_are_left_to_a_race():
-    geometry = add_blocks_geometry((64, 64), (100, 3, 3), (100, 2))
-    arrays = Operand.contiguous(geometry.blocks_shape), Operand.contiguous((64, 64))
-    for deterministic in (True, False):
-        call = calls.Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), deterministic=deterministic)
-        first, *others = [plan.variant for plan in candidates(problem_of(call, *arrays))]
-        assert first == "gather"
-        assert ("atomic" in others) is not deterministic
-
-
-def test_tiles_are_small_ones_first():
-    geometry = add_blocks_geometry((8, 2048, 2048), (64, 8, 512, 512), (64, 2))
-    call = calls.Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), "lists")
-    asked = problem_of(call, Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape))
-    small, large = (int(dict(plan.defines)["TILE_ROWS"]) for plan in candidates(asked))
-    assert small < large
-
-
-@pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
-def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dtype, columns):
-    itemsize, count = np.dtype(dtype).itemsize, 5
-    places = range(0, 32, itemsize)
-    sectors = np.mean([(place + columns * itemsize - 1) // 32 + 1 for place in places])
-    placed, blocks = count * 2 * 8, count * 2 * columns * itemsize
-    under = int(count * 2 * sectors * 32)
-    assert plan_of((4096, 4096), (2, columns), count, dtype).bytes_moved == placed + blocks + 2 * under
-    taken = gpufold.explain("take_blocks", ((4096, 4096), dtype), ((count, 2), "int64"), (2, columns)).plan
-    assert taken.bytes_moved == placed + blocks + under
-    everywhere = plan_of((4, columns), (4, columns), count, dtype)
-    assert everywhere.bytes_moved == placed + 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
+    """Seventeen: some threads lack one."""
+    case = replace(CASES[11], lead=(17,))
+    call = Call("take_blocks", values(case.shape, dtype), (case.positions, case.block))
+    plan, arrays = run(call, "direct", executor="observed")
+    assert dict(plan.defines)["ALL_PLANES"] == "0"
+    assert_same_bits(arrays.result, call.on(call.data))
