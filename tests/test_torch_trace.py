@@ -407,3 +407,23 @@ def test_what_has_no_memory_is_refused_as_what_has_some(options, error, message)
     with pytest.raises(error, match=f"^col2im: {message}") as refused:
         gpufold.torch.col2im(torch.ones(1, 4, 9, dtype=torch.int32, device="meta"), **given)
     assert error is not ValueError or isinstance(refused.value, RuntimeError), "as torch's own"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "arguments"),
+    [
+        ("col2im", (4, 9), torch.float32, (30, (2, 2))),
+        ("im2col", (1, 4, 4), torch.float32, (2,)),
+        ("average", (3,), torch.int64, (torch.ones(3),)),
+        ("take_blocks", (5, 5), torch.int64, (torch.zeros(1, 2, dtype=torch.int64), (2, 2), torch.ones(2, 2))),
+    ],
+)
+def test_tensors_without_memory_are_refused_in_the_same_words(name, shape, dtype, arguments):
+    def refusal(device):
+        given = [each.to(device) if isinstance(each, torch.Tensor) else each for each in arguments]
+        options = {"window": given.pop()} if name == "take_blocks" else {}
+        with pytest.raises((TypeError, ValueError)) as refused:
+            getattr(gpufold.torch, name)(torch.ones(shape, dtype=dtype, device=device), *given, **options)
+        return str(refused.value)
+
+    assert refusal("meta") == refusal("cpu")

@@ -79,7 +79,9 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             if "window" not in values:
                 return operators.trace_space(name, data, sizes, values["variant"])
             choices = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
-            rank = len(sequence(name, axes_by, values[axes_by]))
+            if operators.is_integer(values[axes_by]):
+                sequence(name, axes_by, int(values[axes_by]))  # raises
+            rank = len(values[axes_by])
             dtype, fills = values.get("dtype"), values.get("fill_value") is not None
             return operators.trace(name, (data, values["window"]), sizes, rank, choices, dtype, fills)
         if "dtype" in named:
