@@ -366,9 +366,10 @@ def _summed(pixel: Any, terms: Any, size: int, weight: Any = None) -> Any:
     library, pixel = _library_of(terms), pixel.ravel()
     if terms.dtype.kind == "c":
         return _summed(pixel, terms.real, size, weight) + 1j * _summed(pixel, terms.imag, size, weight)
-    sums, together = library.empty((len(terms), size)), max(1, SUMMED_TOGETHER // terms.shape[1])
-    for first in range(0, len(terms), 1 if library is np else together):
-        some = terms[first : first + (1 if library is np else together)].astype(np.float64)
+    sums = library.empty((len(terms), size))
+    together = 1 if library is np else max(1, SUMMED_TOGETHER // terms.shape[1])
+    for first in range(0, len(terms), together):
+        some = terms[first : first + together].astype(np.float64)
         some = some if weight is None else some * weight
         if library is np:
             sums[first] = np.bincount(pixel, some[0], size + 1)[:size]

@@ -168,7 +168,7 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], mo
         try:
             while item := waiting.popleft():
                 function(*item)
-        except BaseException:
+        except BaseException:  # raised on below: an interrupt ends the other threads too
             waiting.extendleft(ends)
             raise
 

@@ -60,7 +60,7 @@ def _overlaps_densely(view: ColumnsView) -> bool:
 
 TAPS_BYTES = 8
 """Of a word of taps: narrower ones are packed by a warp."""
-RUN_BLOCKS = 256
+LEAST_BLOCKS_OF_RUNS = 256
 """Of a plane, from which on a run of them has few sectors that are written in part."""
 
 
@@ -75,7 +75,7 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
         moves = im2col.unfold_of(problem).simplified().moves
-        if prod(axis.blocks for axis in moves.axes) >= RUN_BLOCKS and _stores_better_in_runs(moves):
+        if prod(axis.blocks for axis in moves.axes) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(moves):
             yield "runs", ""
         if moves.itemsize == 1:
             yield "words", ""

@@ -40,7 +40,7 @@ KINDS: dict[type[Exception], type[Exception]] = {
     IndexError: InvalidValue,
     KeyError: InvalidValue,
     RuntimeError: RuntimeError,
-    NotImplementedError: TypeError,
+    NotImplementedError: TypeError,  # by torch, for an operator that a sparse or meta tensor does not have
 }
 """What is raised in place of an error; those of other kinds, such as a compiler's, are raised as they are."""
 

@@ -21,7 +21,7 @@ PLANE_REGISTERS = 32
 """For what a thread keeps of its planes, or of one: its sums, and what it loads together. Of more, some would be
 spilled."""
 
-NARROW_BYTES, FEW_TAPS = 2, 16
+FEW_BYTES, FEW_TAPS = 2, 16
 """Of an element, and of a pixel, up to which several planes of a thread are faster than one: measured on an H100."""
 
 
@@ -47,7 +47,7 @@ def _planes(problem: Problem, places: int, compiled: int) -> tuple[int, ...]:
     view, device = view_of(problem), problem.device
     if compiled == 1 or 2 * view.channels <= compiled:
         return (1,)
-    if view.element.itemsize > NARROW_BYTES or prod(map(taps_per_pixel, view.axes)) > FEW_TAPS:
+    if view.element.itemsize > FEW_BYTES or prod(map(taps_per_pixel, view.axes)) > FEW_TAPS:
         return (1, compiled)
     enough = device.multiprocessors * device.threads_per_multiprocessor
     fills = planes_per_thread(view.channels, view.batch * places, compiled, enough) == compiled
