@@ -456,14 +456,16 @@ def energy(columns):
 
 
 def transformed(kind, name, function):
-    module = import_module("jax" if kind == "jax" else "torch.func")
+    module = pytest.importorskip("jax" if kind == "jax" else "torch.func", reason="torch is not installed")
     return getattr(module, name)(function)
 
 
 def compiled(kind):
     if kind == "jax":
-        return import_module("jax").jit(fold)
-    return import_module("torch").compile(fold, backend="aot_eager", fullgraph=True)
+        return pytest.importorskip("jax").jit(fold)
+    return pytest.importorskip("torch", reason="torch is not installed").compile(
+        fold, backend="aot_eager", fullgraph=True
+    )
 
 
 def put(kind, into):
