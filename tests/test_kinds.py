@@ -463,9 +463,8 @@ def transformed(kind, name, function):
 def compiled(kind):
     if kind == "jax":
         return pytest.importorskip("jax").jit(fold)
-    return pytest.importorskip("torch", reason="torch is not installed").compile(
-        fold, backend="aot_eager", fullgraph=True
-    )
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    return torch.compile(fold, backend="aot_eager", fullgraph=True)
 
 
 def put(kind, into):
