@@ -60,14 +60,17 @@ def spread(weights: Array | None, columns: Array) -> Array | None:
 
 
 def copy_rows(elements: Array, copy: Array) -> None:
-    """Copy elements, each row as one element where memory allows it: NumPy would start a loop for it."""
+    """Copy elements; rows that are contiguous in both, along any axis, as one element each, not by a loop of NumPy."""
     if elements.size > MANY_ELEMENTS and elements.ndim > 1:
-        size, row = elements.itemsize, elements.itemsize * elements.shape[-1]
-        moves = elements.dtype == copy.dtype and not elements.dtype.hasobject
-        if row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
-            as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
-            elements, copy = elements.view(as_one), copy.view(as_one)
-        elif elements.shape[-1] <= FEW_COLUMNS and elements.shape[-2] >= SHORT_AXIS:
+        size, moves = elements.itemsize, elements.dtype == copy.dtype and not elements.dtype.hasobject
+        strides, copy_strides = elements.strides, copy.strides
+        for axis in range(elements.ndim - 1, -1, -1) if moves else ():
+            row = size * elements.shape[axis]
+            if strides[axis] == size == copy_strides[axis] and size < row <= LONG_ROW:
+                as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
+                copy.swapaxes(axis, -1).view(as_one)[...] = elements.swapaxes(axis, -1).view(as_one)
+                return
+        if elements.shape[-1] <= FEW_COLUMNS and elements.shape[-2] >= SHORT_AXIS:
             for column in range(elements.shape[-1]):  # along which NumPy's inner loop would be
                 copy[..., column] = elements[..., column]
             return

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, spread
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, innermost, pieces_of, plan_of
+from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
 from gpufold.keeping import kept
 
 
@@ -85,8 +85,7 @@ def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> CellWay:
     plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
     for number, turned in enumerate(plan.turned):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
-    last = innermost(axes)
-    by_axis = [_pairs_along(axis, n == last, plan.turned[n]) for n, axis in enumerate(plan.axes)]
+    by_axis = [_pairs_along(axis, n + 1 == rank, plan.turned[n]) for n, axis in enumerate(plan.axes)]
     for parts in product(*by_axis):
         of_axes, pairs_of_axes = zip(*parts, strict=True)
         pixels = (ALL, ALL, *(piece.pixels for piece in of_axes))

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from gpufold.geometry.axes import Axis
 from gpufold.keeping import kept
 
-LONG_STRIDE, FEW_PIXELS = 8, 16
-"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough; and pixels up to
-which an axis of one tap makes none: the one before it counts as the last."""
+LONG_STRIDE = 8
+"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
 
 FEWER, FEWER_LONG, LONG_KERNEL, MANY_OPERATIONS = 2, 1.25, 16, 1 << 8
 """Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
@@ -91,14 +90,6 @@ def groups_phases(axis: Axis, is_last: bool) -> bool:
     return axis.dilation > 0 and (not is_last or axis.stride >= LONG_STRIDE)
 
 
-def innermost(axes: tuple[Axis, ...]) -> int:
-    """Return which axis makes the inner loops: the last one, but for those of one tap and few pixels behind it."""
-    number = len(axes) - 1
-    while number and prod(axis.size for axis in axes[number:]) <= FEW_PIXELS and axes[number].kernel == 1:
-        number -= 1
-    return number
-
-
 @kept
 def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
     """Choose how axes are served, with no more array operations than the square root of the column elements or so.
@@ -106,7 +97,7 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
     Where taps lie closer to one another than blocks, those make the longer inner loops.
     """
     counts: list[list[int]] = []
-    last = innermost(axes)
+    last = len(axes) - 1
     for number, axis in enumerate(axes):
         counts.append([])
         for each in (axis, axis.turned) if axis.dilation else (axis,):
