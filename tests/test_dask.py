@@ -71,18 +71,21 @@ def cut_all(draw, shape):
     return tuple(cut(draw, size) for size in shape)
 
 
-def check(operation, array, draw, axes, *arguments, **options):
-    """Compare one call with the eager one, its result cut along the given number of axes after the leading ones."""
-    want = getattr(gpufold, operation)(array, *arguments, **options)
-    first, count = axes
-    chunks = cut_all(draw, want.shape[first : first + count])
-    lazy = getattr(gpufold.dask, operation)(
-        da.from_array(array, chunks=cut_all(draw, array.shape)), *arguments, chunks=chunks, **options
-    )
-    assert (lazy.shape, lazy.dtype, lazy.ndim) == (want.shape, want.dtype, want.ndim)
-    assert lazy.chunks[first : first + count] == filled(chunks)
-    assert (type(lazy._meta), lazy._meta.dtype, lazy._meta.ndim) == (np.ndarray, want.dtype, want.ndim)
-    assert_same_bits(lazy.compute(), want, f"{operation} {arguments} {options} chunks={lazy.chunks}")
+def check(name, arrays, draw, arguments=(), axes=None, want=None, **options):
+    """Compare a call with the eager one, its arrays cut anywhere and its result along some axes; return all of them."""
+    if want is None:
+        eager = {each: value for each, value in options.items() if each != "chunks"}
+        want = getattr(gpufold, name)(*arrays, *arguments, **eager)
+    if axes is not None:
+        options["chunks"] = cut_all(draw, want.shape[axes])
+    lazy = [da.from_array(array, chunks=cut_all(draw, array.shape)) for array in arrays]
+    got = getattr(gpufold.dask, name)(*lazy, *arguments, **options)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    assert (type(got._meta), got._meta.dtype, got._meta.ndim) == (np.ndarray, want.dtype, want.ndim)
+    assert got.chunks == filled(got.chunks) or not got.size
+    assert axes is None or got.chunks[axes] == filled(options["chunks"])
+    assert_same_bits(got.compute(), want, f"{name} {arguments} {options} {[each.chunks for each in lazy]}")
+    return got, *lazy
 
 
 def fused(rng, dtype, kernel_size):
@@ -96,69 +99,65 @@ def fused(rng, dtype, kernel_size):
 
 def check_sliding(case, draw, seed):
     rng = random.Random(seed)
-    dtype, rank = rng.choice(DTYPES), len(case.output_size)
-    options = fused(rng, dtype, case.kernel_size)
+    dtype, size, block = rng.choice(DTYPES), case.output_size, case.kernel_size
+    options = fused(rng, dtype, block)
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
-    lead = image.ndim - rank
-    fold = {"fill_value": 0, **options, **case.arguments}
-    check("col2im", columns, draw, (lead, rank), case.output_size, case.kernel_size, **fold)
-    rows, window = cut(draw, case.num_blocks[0]), options["window"] if dtype in INEXACT else None
-    lazy = gpufold.dask.im2col(
-        da.from_array(image, chunks=cut_all(draw, image.shape)),
-        case.kernel_size,
-        window=window,
-        chunks=(rows,),
-        **case.arguments,
+    axes, window = slice(image.ndim - len(size), None), options["window"] if dtype in INEXACT else None
+    check("col2im", [columns], draw, (size, block), axes, fill_value=0, **options, **case.arguments)
+    rows = cut(draw, case.num_blocks[0])
+    taken, lazy = check("im2col", [image], draw, (block,), chunks=(rows,), window=window, **case.arguments)
+    *batch, channels = lazy.chunks[: axes.start]
+    rows, channels = (
+        [each * factor for each in sizes]
+        for sizes, factor in ((rows, prod(case.num_blocks[1:])), (channels, prod(block)))
     )
-    assert lazy.chunks[-1:] == filled([[size * prod(case.num_blocks[1:]) for size in rows]])
-    want = gpufold.im2col(image, case.kernel_size, window=window, **case.arguments)
-    assert lazy.shape == want.shape
-    assert_same_bits(lazy.compute(), want, case)
+    assert taken.chunks == filled((*batch, channels, rows)) or not taken.size
 
 
 def check_blocks(case, draw, seed):
     rng = random.Random(seed)
-    dtype, size = rng.choice(DTYPES), case.output_size
+    dtype, size, strides = rng.choice(DTYPES), case.output_size, case.arguments["strides"]
     block = tuple(map(min, case.kernel_size, size))
     options = fused(rng, dtype, block)
     lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
-    array, strides = values((*lead, *size), dtype, seed), case.arguments["strides"]
-    cuts, window = (len(lead), len(size)), options["window"] if dtype in INEXACT else None
-    check("array_to_blocks", array, draw, cuts, block, strides=strides, window=window)
+    array, axes = values((*lead, *size), dtype, seed), slice(len(lead), len(lead) + len(size))
+    window = options["window"] if dtype in INEXACT else None
+    check("array_to_blocks", [array], draw, (block,), axes, strides=strides, window=window)
     blocks = values(gpufold.array_to_blocks(array, block, strides=strides).shape, dtype, seed)
-    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides=strides, fill_value=0, **options)
+    options |= {"strides": strides, "fill_value": 0}
+    folded, lazy = check("blocks_to_array", [blocks], draw, (array.shape, block), axes, **options)
+    assert folded.chunks[: len(lead)] == filled(lazy.chunks[: len(lead)]) or not folded.size
 
 
 def check_space(case, draw, seed):
-    dtype = DTYPES[seed % len(DTYPES)]
-    block, begin, end = case.block_shape, case.crops_begin, case.crops_end
-    cuts = (1, len(case.batch_shape) - 1)
-    batch, space = values(case.batch_shape, dtype, seed), values(case.space_shape, dtype, seed)
-    check("batch_to_space", batch, draw, cuts, block, crops_begin=begin, crops_end=end)
-    check("space_to_batch", space, draw, cuts, block, pads_begin=begin, pads_end=end)
+    dtype, begin, end = DTYPES[seed % len(DTYPES)], case.crops_begin, case.crops_end
+    batch, space = (values(shape, dtype, seed) for shape in (case.batch_shape, case.space_shape))
+    arguments, axes = (case.block_shape,), slice(1, None)
+    check("batch_to_space", [batch], draw, arguments, axes, crops_begin=begin, crops_end=end)
+    check("space_to_batch", [space], draw, arguments, axes, pads_begin=begin, pads_end=end)
 
 
 def check_positions(case, draw, seed):
-    rng, lead, block, places = random.Random(seed), case.lead, case.block, case.positions
-    dtype = rng.choice(DTYPES)
-    wide = rng.choice((dtype, np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))))
-    kind = rng.choice(("none", "separable", "full")) if wide in INEXACT else "none"
+    rng, block, places = random.Random(seed), case.block, case.positions
+    dtype = DTYPES[seed % len(DTYPES)]
+    wide = dtype if seed % 2 else np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))
+    window = window_of(rng.choice(("none", "separable", "full")) if wide in INEXACT else "none", block, wide)
     array, blocks = values(case.shape, wide, seed), values(case.blocks_shape, dtype, seed + 1)
-    lazy_array = da.from_array(array, chunks=cut_all(draw, array.shape))
-    lazy_blocks = da.from_array(blocks, chunks=cut_all(draw, blocks.shape))
-    message = f"{case!r} {wide} {dtype} {kind} {lazy_array.chunks}"
-
-    window = window_of(kind, block, wide)
-    added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window=window)
-    assert (added.chunks, added.dtype, added._meta.dtype) == (filled(lazy_array.chunks), wide, wide)
-    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, places, window=window), message)
-
-    chunks = (cut(draw, len(places)),)
+    added, lazy, _ = check("add_blocks", [array, blocks], draw, (places,), window=window)
+    assert added.chunks == filled(lazy.chunks)
+    assert_same_bits(lazy.compute(), array, "no chunk was written into")
     for mode in ("constant", "edge") if array.size else ("constant",):
-        taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
-        assert taken.chunks == filled((*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block)))
-        assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
-    assert_same_bits(lazy_array.compute(), array, "no chunk was written into")
+        taken, lazy = check("take_blocks", [array], draw, (places, block), slice(1), window=window, mode=mode)
+        assert taken.chunks[1:] == filled((*lazy.chunks[: len(case.lead)], *((side,) for side in block)))
+
+
+def check_average(dtype, draw, seed):
+    """Weights are for all leading axes alike, and some are none."""
+    sums, weight = values((2, 3, 5, 7), dtype, seed), values((5, 7), np.float32, 1)
+    weight[1:3, 2:] = 0
+    averaged, lazy, _ = check("average", [sums, weight], draw)
+    assert averaged.chunks[:2] == filled(lazy.chunks[:2])
+    check("average", [sums[:0], weight[2]], draw)
 
 
 NOTHING = (
@@ -178,6 +177,7 @@ FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for c
             (check_blocks, SMALL_CASES),
             (check_space, SPACE_CASES),
             (check_positions, (*POSITIONS_CASES, *NOTHING)),
+            (check_average, INEXACT),
         )
         for number, case in enumerate(cases)
     ],
@@ -203,34 +203,6 @@ def test_random_calls_have_the_bits_of_eager_calls(check_all, drawn, seed, data)
     check_all(drawn(seed), data.draw, seed)
 
 
-def test_half_precision_is_rounded_once_however_blocks_are_cut():
-    out, blocks = values((5, 6), np.float16), values((40, 3, 3), np.float16, 1)
-    positions = np.random.default_rng(0).integers(-2, 6, (40, 2))
-    want = gpufold.add_blocks_(out.copy(), blocks, positions)
-    lazy = da.from_array(out, chunks=(2, 5))
-    assert_same_bits(gpufold.dask.add_blocks(lazy, da.from_array(blocks, chunks=7), positions).compute(), want)
-
-
-@pytest.mark.parametrize("dtype", INEXACT, ids=str)
-@FEW
-@given(data=st.data())
-def test_averages_have_the_bits_of_eager_calls(dtype, data):
-    """Whatever the chunks: weights are for all leading axes alike, and some are none."""
-    sums, weight = values((2, 3, 5, 7), dtype), values((5, 7), np.float32, 1)
-    weight[1:3, 2:] = 0
-    lazy, of_pixels = (da.from_array(array, chunks=cut_all(data.draw, array.shape)) for array in (sums, weight))
-    got = gpufold.dask.average(lazy, of_pixels)
-    assert (got.shape, got.dtype, got._meta.dtype) == (sums.shape, dtype, dtype)
-    assert got.chunks[:2] == filled(lazy.chunks[:2])
-    assert_same_bits(got.compute(), gpufold.average(sums, weight))
-    by_row = gpufold.dask.average(lazy[:0], of_pixels[2])
-    assert_same_bits(by_row.compute(), gpufold.average(sums[:0], weight[2]))
-
-
-# ---------------------------------------------------------------------------------------------
-# Stitching
-
-
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
 @pytest.mark.parametrize("dtype", [*INEXACT, *map(np.dtype, ("bool", "uint8", "int32"))], ids=str)
 @FEW
@@ -244,24 +216,14 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
     tiles = values((len(positions), *lead, *block), dtype, seed)
     windowed = dtype in INEXACT or reduction != "sum"  # sums of integers are integers
     window = window_of(rng.choice(("none", "separable", "full")) if windowed else "none", block, dtype)
-    stitcher = gpufold.Stitcher((*lead, *size), block, window=window, reduction=reduction)
-    stitcher.add(tiles, positions)
-    want, chunks = stitcher.result(), cut_all(data.draw, size)
-    lazy = gpufold.dask.stitch(
-        da.from_array(tiles, chunks=cut_all(data.draw, tiles.shape)),
-        positions,
-        (*lead, *size),
-        window=window,
-        reduction=reduction,
-        chunks=chunks,
-    )
-    assert (lazy.shape, lazy.dtype, lazy._meta.dtype) == (want.shape, want.dtype, want.dtype)
-    assert lazy.chunks[len(lead) :] == filled(chunks)
-    assert_same_bits(lazy.compute(), want, f"seed {seed}")
-    stitcher = gpufold.Stitcher((*lead, *size), block, window=window, reduction=reduction)
+    options = {"window": window, "reduction": reduction}
+    eager, lazy = (gpufold.Stitcher((*lead, *size), block, **options) for _ in range(2))
+    eager.add(tiles, positions)
+    want = eager.result()
+    check("stitch", [tiles], data.draw, (positions, want.shape), slice(len(lead), None), want, **options)
     for batch in np.array_split(np.arange(len(tiles)), 2):
-        stitcher.add(da.from_array(tiles[batch], chunks=cut_all(data.draw, tiles[batch].shape)), positions[batch])
-    assert_same_bits(stitcher.result().compute(), want, f"seed {seed}, in two batches")
+        lazy.add(da.from_array(tiles[batch], chunks=cut_all(data.draw, tiles[batch].shape)), positions[batch])
+    assert_same_bits(lazy.result().compute(), want, f"seed {seed}, in two batches")
 
 
 LAZY = da.ones((2, 4, 4))
@@ -269,52 +231,30 @@ CORNERS = [(0, 0), (2, 2)]
 
 
 @pytest.mark.parametrize(
-    ("options", "before", "given", "error", "message"),
+    ("options", "given", "error", "message"),
     [
-        ({"slabs": True}, None, {}, TypeError, "add: blocks must be in memory with slabs=True"),
-        ({}, None, {"window": np.ones((4, 4))}, TypeError, "add: blocks must be in memory with slabs=True, a window"),
-        ({}, None, {"weights": np.ones(2)}, TypeError, "add: blocks must be in memory with slabs=True, a window or w"),
-        ({}, np.ones((2, 4, 4)), {}, TypeError, "add: blocks must be in memory .* got a dask array"),
-        ({}, LAZY, {"blocks": np.ones((2, 4, 4))}, TypeError, "add: blocks must be a dask.array.Array, got numpy"),
-        (
-            {},
-            None,
-            {"blocks": LAZY[:, :3]},
-            ValueError,
-            r"add: blocks that are dask arrays must be \(P, \*\(4, 4\)\) of the first",
-        ),
-        (
-            {},
-            LAZY,
-            {"blocks": LAZY.astype("f4")},
-            ValueError,
-            "add: blocks that are dask arrays must be .* dtype float64, .* of float32",
-        ),
-        ({}, None, {"positions": CORNERS[:1]}, ValueError, r"add: blocks .* and positions \(P, 2\), got .* \(1, 2\)"),
+        ({"slabs": True}, {}, TypeError, "add: blocks must be in memory with slabs=True"),
+        ({}, {"window": np.ones((4, 4))}, TypeError, "add: blocks must be in memory with slabs=True, a window"),
+        ({}, {"weights": np.ones(2)}, TypeError, "add: blocks must be in memory with slabs=True, a window or weights"),
+        ({}, {"blocks": LAZY[:, :3]}, ValueError, r"add: blocks that .* must be \(P, \*\(4, 4\)\) of the first"),
+        ({}, {"positions": CORNERS[:1]}, ValueError, r"add: blocks .* and positions \(P, 2\), got .* \(1, 2\)"),
     ],
 )
-def test_a_stitcher_refuses_what_cannot_be_lazy(options, before, given, error, message):
+def test_a_stitcher_refuses_what_cannot_be_lazy(options, given, error, message):
     stitcher = gpufold.Stitcher((6, 6), 4, **options)
-    if before is not None:
-        stitcher.add(before, CORNERS)
     with pytest.raises(error, match=f"^Stitcher.{message}"):
         stitcher.add(**{"blocks": LAZY, "positions": CORNERS, **given})
-    if before is not None:
-        assert float(stitcher.result().sum()) == 28
 
 
-def test_a_stitcher_copies_the_positions_of_dask_arrays():
+def test_a_stitcher_keeps_batches_of_one_dtype_and_copies_of_their_positions():
     stitcher, places = gpufold.Stitcher((6, 6), 4), np.array(CORNERS)
     stitcher.add(LAZY, places)
     places[...] = 99
-    assert float(stitcher.result().sum()) == 28
-
-
-def test_a_stitcher_computes_nothing_of_dask_arrays_to_fill_it():
-    stitcher = gpufold.Stitcher((6, 6), 4)
-    stitcher.add(LAZY, CORNERS)
+    with pytest.raises(ValueError, match=r"^Stitcher.add: blocks that are .* dtype float64, .* of float32"):
+        stitcher.add(LAZY.astype("f4"), CORNERS)
     with pytest.raises(ValueError, match=r"^Stitcher.result: fill_value must be 0 for dask arrays"):
-        stitcher.result(fill_value=None)
+        stitcher.result(fill_value=None)  # which would be computed to see what no tile covers
+    assert float(stitcher.result().sum()) == 28
 
 
 @pytest.mark.parametrize(
@@ -354,55 +294,15 @@ EVERY = {name: arrays_and_others(name) for name in RIGHT}
 EVERY["stitch"] = ((BLOCKS,), (PLACES, (2, 8, 9)))
 """A call of each function: its arrays and the other arguments."""
 
-SINGLE = [
-    ("col2im", (np.ones((1, 4, 9)),), ((4, 4), (2, 2))),
-    ("im2col", (np.ones((1, 1, 4, 1)),), ((2, 1),)),
-    ("average", (np.ones((1, 1, 3)), np.ones((1, 3))), ()),
-    ("stitch", (np.ones((1, 1, 4)),), ([(1, 0)], (6, 5))),
-]
-"""Calls with axes of one."""
+CUT = {name: 1 if name in ("im2col", "take_blocks") else 2 for name in EVERY if name not in ("add_blocks", "average")}
+"""The functions that cut their result, and along how many axes."""
 
 
-@pytest.mark.parametrize(("name", "arrays", "arguments"), [*((name, *call) for name, call in EVERY.items()), *SINGLE])
-def test_empty_chunks_change_nothing(name, arrays, arguments):
-    """Those that a mask leaves, along any axis of any array."""
-    for operand, array in enumerate(arrays):
-        for axis in range(array.ndim):
-            lazy = [da.from_array(each + np.arange(each.size).reshape(each.shape)) for each in arrays]
-            want = getattr(gpufold.dask, name)(*lazy, *arguments)
-            full, size, lead = lazy[operand], array.shape[axis], (slice(None),) * axis
-            for chunks in ((2, 3, size), (size, 1, 4), (1, size, 2, 2)):  # of which that of the size is kept
-                kept = np.concatenate([np.full(extent, extent == size) for extent in chunks])
-                kept[np.flatnonzero(kept)[size:]] = False
-                source = np.maximum(np.cumsum(kept) - 1, 0)
-                padded = full[(*lead, source)].rechunk({axis: chunks})
-                lazy[operand] = padded[(*lead, da.from_array(kept, chunks=(chunks,)))].compute_chunk_sizes()
-                assert 0 in lazy[operand].chunks[axis]
-                got = getattr(gpufold.dask, name)(*lazy, *arguments)
-                assert all(all(sizes) for sizes in got.chunks)
-                assert_same_bits(got.compute(), want.compute(), f"{operand} {axis} {chunks}")
-
-
-@pytest.mark.parametrize("name", ["array_to_blocks", "batch_to_space", "stitch"])
-def test_empty_chunks_that_are_asked_for_are_left_out(name):
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_is_computed_before_it_is_asked_for(name):
     arrays, arguments = EVERY[name]
-    function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
-    want = function(*lazy, *arguments, chunks=-1)
-    first = 1 if want.ndim > 2 else 0
-    sizes = want.shape[first : first + 2]
-    got = function(*lazy, *arguments, chunks=tuple((0, 1, 0, 0, size - 1, 0) for size in sizes))
-    assert got.chunks[first : first + 2] == tuple((1, size - 1) for size in sizes)
-    assert_same_bits(got.compute(), want.compute())
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_nothing_is_computed_before_it_is_asked_for(operation):
-    (array,), arguments = EVERY[operation]
-    shape = array.shape
-    array = da.map_blocks(never, chunks=[(size,) for size in shape], meta=np.empty((0,) * len(shape), np.float32))
-    result = getattr(gpufold.dask, operation)(array, *arguments)
-    want = getattr(gpufold, operation)(np.ones(shape, np.float32), *arguments)
-    assert (result.shape, result.dtype, result._meta.ndim) == (want.shape, want.dtype, want.ndim)
+    lazy = [da.map_blocks(never, chunks=[(size,) for size in each.shape], meta=each[:0]) for each in arrays]
+    result = getattr(gpufold.dask, name)(*lazy, *arguments)
     with pytest.raises(AssertionError, match="computed"):
         result.compute()
 
@@ -424,79 +324,50 @@ def sources(result, name="source"):
     return {index: reached((result.name, *index)) for index in np.ndindex(result.numblocks)}
 
 
-def cut_source(shape, chunks):
-    return da.from_array(np.ones(shape, np.float32), chunks=chunks, name="source")
-
-
-def test_batch_and_channels_never_meet():
-    columns = cut_source((4, 12, 63), (1, 4, 21))
-    image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=4)
-    back = gpufold.dask.im2col(cut_source((4, 3, 8, 10), (1, 1, 4, 4)), (2, 2), chunks=3)
-    blocks = gpufold.dask.blocks_to_array(
-        cut_source((4, 3, 7, 9, 2, 2), (1, 1, 4, 4, 2, 2)), (4, 3, 8, 10), (2, 2), strides=1
-    )
-    for result in (image, back, blocks):
-        assert result.numblocks[:2] == (4, 3)
-        assert all(key[:2] == index[:2] for index, keys in sources(result).items() for key in keys)
-
-
-def reaching(fold, shape, chunks):
-    """By the eager function: for every chunk of the result, the chunks of the input that any of it comes from."""
-    array = da.from_array(np.zeros(shape, np.float32), chunks=chunks)
+def reaching(call, source, result):
+    """By the eager function: for every chunk of a result, the chunks of the source that any of it comes from."""
     found = {}
-    for index, slices in zip(np.ndindex(array.numblocks), da.core.slices_from_chunks(array.chunks), strict=True):
-        ones = np.zeros(shape, np.float32)
+    for index, slices in zip(np.ndindex(source.numblocks), da.core.slices_from_chunks(source.chunks), strict=True):
+        ones = np.zeros(source.shape, np.float32)
         ones[slices] = 1
-        result = fold(da.from_array(ones, chunks=shape))
-        computed = result.compute()
+        computed = call(da.from_array(ones, chunks=source.shape)).compute()
         for to, part in zip(np.ndindex(result.numblocks), da.core.slices_from_chunks(result.chunks), strict=True):
             if computed[part].any():
                 found.setdefault(to, set()).add(index)
     return found
 
 
+AT = np.array([(0, 0), (3, 2), (5, 5), (-3, 1), (2, 8), (-1, -2), (1, 7), (7, 7), (3, 4)])
+INSIDE = (1, (3, 1, 2, 6), (10, 20, 33))
+"""Chunks that end inside of channels of 4 taps and of rows of 9 blocks."""
+
+
 @pytest.mark.parametrize(
-    ("shape", "chunks", "fold"),
+    ("name", "shape", "chunks", "arguments", "options"),
     [
-        (
-            (11, 9, 4, 3),
-            (3, 4, 4, 3),
-            partial(gpufold.dask.blocks_to_array, output_shape=(24, 11), block_shape=(4, 3), strides=(2, 1), chunks=5),
-        ),
-        ((1, 4, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
-        ((1, 1, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
-        ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
-        (
-            (8, 5, 6),
-            (8, 2, 2),
-            partial(gpufold.dask.batch_to_space, block_shape=(1, 2, 4), crops_begin=(0, 1, 1), chunks=3),
-        ),
-        ((1, 10, 12), (1, 2, 8), partial(gpufold.dask.space_to_batch, block_shape=(1, 2, 4), chunks=2)),
+        ("blocks_to_array", (2, 11, 9, 4, 3), (1, 3, 4, 4, 3), ((2, 24, 11), (4, 3)), {"strides": (2, 1), "chunks": 5}),
+        ("col2im", (2, 8, 77), (1, 4, 22), ((8, 12), (2, 2)), {"chunks": (3, 12)}),
+        ("col2im", (1, 12, 63), INSIDE, ((8, 10), (2, 2)), {"chunks": (8, 10)}),
+        ("im2col", (2, 2, 9, 8), (1, 1, 2, 8), ((3, 2),), {"chunks": 2}),
+        ("array_to_blocks", (9, 12), (2, 5), ((3, 2),), {"strides": (1, 2), "chunks": 2}),
+        ("batch_to_space", (8, 5, 6), (8, 2, 2), ((1, 2, 4),), {"crops_begin": (0, 1, 1), "chunks": 3}),
+        ("space_to_batch", (1, 10, 12), (1, 2, 8), ((1, 2, 4),), {"chunks": 2}),
+        ("add_blocks", (9, 3, 3), (4, 3, 3), (AT,), {}),
+        ("stitch", (9, 3, 3), (4, 3, 3), (AT, (8, 8)), {"chunks": (3, 2)}),
+        ("take_blocks", (8, 8), (3, 2), (AT, 3), {"chunks": 2}),
     ],
-    ids=lambda value: value.func.__name__ if isinstance(value, partial) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_chunk_depends_on_what_reaches_it_and_on_nothing_else(shape, chunks, fold):
-    assert sources(fold(cut_source(shape, chunks))) == reaching(fold, shape, chunks)
+def test_a_chunk_depends_on_what_reaches_it_and_on_nothing_else(name, shape, chunks, arguments, options):
+    def call(lazy):
+        arrays = [da.zeros((8, 8), chunks=(3, 2)), lazy] if name == "add_blocks" else [lazy]
+        return getattr(gpufold.dask, name)(*arrays, *arguments, **options)
 
-
-def at_positions(operation, positions):
-    """A call of add_blocks into 8 x 8 zeros, of stitch or of take_blocks: what it is given, and blocks of 3 x 3."""
-    if operation == "add_blocks":
-        return lambda blocks: gpufold.dask.add_blocks(da.zeros((8, 8), chunks=(3, 2)), blocks.astype("f8"), positions)
-    if operation == "stitch":
-        return lambda blocks: gpufold.dask.stitch(blocks.astype("f8"), positions, (8, 8), chunks=(3, 2))
-    return lambda array: gpufold.dask.take_blocks(array, positions, 3, chunks=2)
-
-
-@pytest.mark.parametrize(
-    ("operation", "shape", "chunks"),
-    [("add_blocks", (9, 3, 3), (4, 3, 3)), ("stitch", (9, 3, 3), (4, 3, 3)), ("take_blocks", (8, 8), (3, 2))],
-)
-def test_a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else(operation, shape, chunks):
-    positions = np.array([(0, 0), (3, 2), (5, 5), (-3, 1), (2, 8), (-1, -2), (1, 7), (7, 7), (3, 4)])
-    call = at_positions(operation, positions)
-    met = {index: keys for index, keys in sources(call(cut_source(shape, chunks))).items() if keys}
-    assert met == reaching(call, shape, chunks)
+    source = da.from_array(np.ones(shape, np.float32), chunks=chunks, name="source")
+    result = call(source)
+    assert {index: keys for index, keys in sources(result).items() if keys} == reaching(call, source, result)
+    if name == "col2im":
+        assert set(result.chunks[1]) == {1}, "channels keep their chunks"
 
 
 def test_a_graph_grows_with_the_pairs_that_meet():
@@ -549,7 +420,7 @@ def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
     block = (2, 2) if name in OPERATIONS else (4, 5)
     window = np.ones(block, np.float32) if kind == "full" else [np.ones(side, np.float32) for side in block]
     given = [np.array(each) if np.ndim(each) else each for each in arguments]
-    options = {} if name == "add_blocks" else {"chunks": [2] if name in ("im2col", "take_blocks") else [2, 3]}
+    options = {"chunks": [2, 3][: CUT[name]]} if name in CUT else {}
     if name == "stitch":
         options["reduction"] = "sum"
     want = function(*lazy, *arguments, window=window, **options).compute()
@@ -557,43 +428,16 @@ def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
     for weights in [window] if kind == "full" else window:
         weights *= 2
     second = function(*lazy, *given, window=window, **options)
-    if kind == "full":
-        window[:] = np.nan
-    else:
-        window[:] = [None] * 2
+    window[:] = np.full(block, np.nan) if kind == "full" else [None] * 2
     for each in given:
         if np.ndim(each):
             each[:] = 1
-    for sizes in options.get("chunks", []):
-        options["chunks"][:] = [sizes] * 3
+    options.get("chunks", [])[:] = [9] * 3
     assert first.name != second.name
     got, doubled = dask.compute(first, second)
     assert_same_bits(got, want)
     before = OUT if name == "add_blocks" else 0
     assert_same_bits(doubled, before + (want - before) * (2 if kind == "full" else 4))
-
-
-def test_blocks_go_in_and_out_by_two_processes(client):
-    assert len(set(client.run(os.getpid).values())) == 2
-    positions = np.random.default_rng(0).integers(-9, 70, (200, 2))
-    blocks, window = values((200, 2, 8, 9), np.float32), window_of("separable", (8, 9), np.float32)
-    lazy = gpufold.dask.add_blocks(
-        da.zeros((2, 70, 70), chunks=(1, 30, 20), dtype=np.float32),
-        da.from_array(blocks, chunks=32),
-        positions,
-        window=window,
-    )
-    with dask.config.set(scheduler=client):
-        taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
-    want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window=window)
-    assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
-
-
-def test_chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end():
-    columns = cut_source((1, 12, 63), (1, (3, 1, 2, 6), (10, 20, 33)))  # channels end at 4, 8, 12, rows at 9, 18, ...
-    image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=(8, 10))
-    assert image.chunks[1] == (1, 1, 1)
-    assert sources(image)[0, 0, 0, 0] == {(0, row, part) for row in (0, 1) for part in (0, 1, 2)}
 
 
 def test_auto_keeps_chunks_and_what_they_are_made_from_near_the_configured_size():
@@ -630,9 +474,6 @@ def test_what_only_dask_arrays_get_wrong(name):
         ):
             function(*lazy, *of_dask)
 
-
-CUT = {name: 1 if name in ("im2col", "take_blocks") else 2 for name in EVERY if name not in ("add_blocks", "average")}
-"""The functions that cut their result, and along how many axes."""
 
 WRONG_CHUNKS = [
     *(0, -5, -(10**30), (), "", " ", "tiles", "-5", "0MiB", "1e999B", "nan"),
@@ -676,17 +517,26 @@ def test_chunks_are_whatever_dask_takes(name):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster):
-    with Client(cluster) as client:
+def client():
+    options = {"host": "127.0.0.1", "dashboard_address": ":0"}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster, Client(cluster) as client:
         yield client
+
+
+def test_blocks_go_in_and_out_by_two_processes(client):
+    assert len(set(client.run(os.getpid).values())) == 2
+    positions = np.random.default_rng(0).integers(-9, 70, (200, 2))
+    blocks, window = values((200, 2, 8, 9), np.float32), window_of("separable", (8, 9), np.float32)
+    lazy = gpufold.dask.add_blocks(
+        da.zeros((2, 70, 70), chunks=(1, 30, 20), dtype=np.float32),
+        da.from_array(blocks, chunks=32),
+        positions,
+        window=window,
+    )
+    with dask.config.set(scheduler=client):
+        taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
+    want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window=window)
+    assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
 
 
 def test_parts_of_a_picture_follow_each_other(client):
