@@ -275,6 +275,26 @@ EMPTY_CASES = (
     Case("no-channels-unbatched", (4, 5), (2, 2), batch=None, channels=0),
 )
 
+STILL_CASES = (
+    Case("one-axis", (7,), (300,), 1, 0, 0, 0, batch=2, channels=3),
+    Case("one-block", (1,), (3000,), 1, 0, 0, 0),
+    Case("both-axes", (4, 5), (20, 30), (1, 2), 0, (1, 0), (0, 1), channels=2),
+    Case("before-taps-that-move", (5, 9), (400, 3), (1, 3), (0, 1), (0, 2), (1, 1), batch=2),
+    Case("behind-them", (9, 5), (3, 400), (3, 1), (1, 0), (2, 0), (1, 1)),
+    Case("overlapping", (5, 6), (300, 3), (1, 1), (0, 1), 0, 0),
+    Case("padding-alone", (3,), (300,), 2, 0, 4, 4),
+)
+"""Many taps that land on one pixel, which is where they are added at once."""
+
+HUGE_CASES = tuple(
+    case
+    for huge in (2**31, 2**62, 2**63, 2**70)
+    for case in (
+        Case(f"stride-{huge}-of-one-block", (5, 6), (4, 2), (huge, 2)),
+        Case(f"dilation-{huge}-of-one-tap", (5, 6), (1, 5), (1, huge), (huge, 1)),
+    )
+)
+
 
 def random_case(seed: int) -> Case:
     """A geometry of rank 1 to 4 with at least one block on every axis."""
@@ -295,6 +315,20 @@ def random_case(seed: int) -> Case:
         )
         if min(case.num_blocks) >= 1 and prod(case.num_blocks) * prod(case.kernel_size) <= 4000:
             return case
+
+
+def few_blocks_case(seed: int) -> Case:
+    """An axis with far fewer blocks than taps, which the NumPy path serves block by block."""
+    rng = random.Random(seed)
+    rank = rng.choice((1, 1, 2, 3))
+    kernel, strides, dilations, before, after, rest, blocks = (
+        tuple(rng.randint(low, most) for _ in range(rank))
+        for low, most in ((1, {1: 300, 2: 25, 3: 8}[rank]), (1, 4), (1, 3), (0, 9), (0, 9), (0, 3), (1, 4))
+    )
+    covered = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(blocks, strides, kernel, dilations, strict=True)]
+    size = tuple(max(1, c + r - b - a) for c, r, b, a in zip(covered, rest, before, after, strict=True))
+    steps = strides, dilations, before, after
+    return Case(f"few-blocks-{seed}", size, kernel, *steps, batch=rng.randint(1, 2), channels=rng.randint(1, 2))
 
 
 @dataclass(frozen=True)
@@ -443,6 +477,12 @@ POSITIONS_CASES = (
     PositionsCase("whole-warps", (12, 70), (10, 66), ((0, 0), (1, 2), (-1, -3), (2, -1)), lead=(5,)),
 )
 
+EMPTY_POSITIONS_CASES = (
+    PositionsCase("no-blocks", (3, 4), (2, 2), ()),
+    PositionsCase("no-planes", (3, 4), (2, 2), ((0, 0), (1, 1)), lead=(0,)),
+    PositionsCase("no-elements", (0, 4), (2, 2), ((0, 0),)),
+)
+
 POSITIONS_CASES_OF_KERNELS = (
     # Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed.
     PositionsCase("spread", (90, 300), (7, 5), 400, lead=(3,)),
@@ -521,6 +561,11 @@ BLOCKS_CASES = (
     BlocksCase("three-leading", (2, 3, 4, 9, 10), (3, 4), (1, 2)),
     BlocksCase("four-axes", (2, 4, 3, 5, 6), (2, 1, 3, 2), (1, 1, 2, 2)),
     BlocksCase("many-taps", (1, 6, 40), (5, 38), (1, 1)),
+)
+
+EMPTY_BLOCKS_CASES = (
+    BlocksCase("no-planes", (0, 3, 8), (4,), (2,)),
+    BlocksCase("no-planes-of-several-axes", (2, 0, 8), (4,), (2,)),
 )
 
 

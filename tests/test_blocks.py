@@ -1,135 +1,59 @@
-"""Blocks in a layout of their own: the functions are col2im and im2col through a transpose, in whatever layout."""
+"""Blocks with their taps last, and blocks at positions: what is planned, and the kernels, run on the CPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import pytest
-from cases import BLOCKS_CASES as CASES
-from cases import (
-    SANITIZED,
-    BlocksCase,
-    assert_same_bits,
-    values,
-    window_of,
-)
-from executors import Call, run
+from cases import BLOCKS_CASES, FAR, POSITIONS_CASES, SANITIZED, assert_same_bits, values, window_of
+from executors import Call, operand, run
 
 import gpufold
+from bench import hostcuda
 from gpufold import calls
-from gpufold.cpu import folding, runs
-from gpufold.cpu import tiles as cpu_tiles
-from gpufold.cpu.cells import fold_cells
-from gpufold.cpu.folding import fold_way
-from gpufold.cpu.runs import fold_runs
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns, blocks_to_array_geometry
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 
-
-def through_col2im(case, blocks, out=None, **options):
-    """What col2im makes of the same blocks, copied into its columns."""
-    rank, lead = len(case.block), len(case.lead)
-    taps_first = blocks.transpose(*range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank))
-    columns = np.ascontiguousarray(taps_first).reshape(prod(case.lead), prod(case.block), prod(case.num_blocks))
-    if out is not None:
-        options["out"] = out.reshape(prod(case.lead), 1, *case.shape[lead:]).copy()
-    image = gpufold.col2im(columns, case.shape[lead:], case.block, strides=case.strides, **options)
-    return image.reshape(case.shape)
-
-
-def through_im2col(case, array, **options):
-    """What im2col takes out of the same array, its taps moved behind its blocks."""
-    rank, lead = len(case.block), len(case.lead)
-    image = array.reshape(prod(case.lead), 1, *case.shape[lead:])
-    columns = gpufold.im2col(image, case.block, strides=case.strides, **options)
-    split = columns.reshape(*case.lead, *case.block, *case.num_blocks)
-    return split.transpose(*range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank))
-
-
 # ---------------------------------------------------------------------------------------------
-# On NumPy arrays
-
-
-LARGE_CASES = (
-    (BlocksCase("frames", (300_000,), (1024,), (256,)), fold_cells),
-    (BlocksCase("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
-    (BlocksCase("patches", (2, 3, 100, 90), (8, 7), (1, 2)), fold_runs),
-    (BlocksCase("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_cells),
-    (BlocksCase("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_cells),
-)
-
-
-@pytest.mark.parametrize("fusion", [("sum", "none", False), ("least_squares", "separable", True)], ids=["sum", "fused"])
-@pytest.mark.parametrize(("case", "way"), LARGE_CASES, ids=lambda each: getattr(each, "__name__", str(each)))
-def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkeypatch):
-    """Columns are summed in runs, blocks by cells, as they are best read; the bits are the same."""
-    chosen = []
-    monkeypatch.setattr(folding, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
-    reduction, kind, accumulate = fusion
-    blocks, out = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
-    assert blocks.size > cpu_tiles.THREADED_ELEMENTS
-    options = {"reduction": reduction, "window": window_of(kind, case.block, np.float32), "accumulate": accumulate}
-    want = through_col2im(case, blocks, out, **options)
-    got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, out=out.copy(), **options)
-    assert_same_bits(got, want)
-    assert [each for each, *_ in chosen] == [fold_runs, way]
-
-
-def test_leading_axes_may_be_empty_and_strings_move():
-    assert gpufold.array_to_blocks(np.ones((0, 3, 8)), (4,), strides=2).shape == (0, 3, 3, 4)
-    assert gpufold.blocks_to_array(np.ones((2, 0, 3, 4)), (2, 0, 8), (4,), strides=2).shape == (2, 0, 8)
-    words = np.array(["a", "b", "c", "d", "e"])
-    blocks = gpufold.array_to_blocks(words, (2,), strides=2)
-    assert blocks.tolist() == [["a", "b"], ["c", "d"]]
-    assert gpufold.blocks_to_array(blocks, (5,), (2,), strides=2).tolist() == ["a", "b", "c", "d", ""]
-    with pytest.raises(TypeError, match="strings"):
-        gpufold.blocks_to_array(gpufold.array_to_blocks(words, (2,), strides=1), (5,), (2,), strides=1)
+# Blocks with their taps last
 
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
 def test_leading_axes_apart_have_no_weights(reduction):
     """They are axes of one tap to the kernels, where batch and channels are too few to count them."""
-    (case,) = (case for case in CASES if case.name == "three-leading")
+    (case,) = (case for case in BLOCKS_CASES if case.name == "three-leading")
     blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
     blocks = np.ascontiguousarray(blocks.swapaxes(0, 2)).swapaxes(0, 2)
     window = window_of("separable", case.block, np.float32)
-    folds = Call(
-        *("blocks_to_array", blocks, (case.shape, case.block)),
-        {
-            "strides": case.strides,
-            "reduction": reduction,
-            "window": window,
-            "fill_value": None if reduction == "sum" else 0,
-        },
-    )
-    want = through_col2im(case, blocks, reduction=reduction, window=window)
+    fill_value = None if reduction == "sum" else 0
+    options = {"strides": case.strides, "reduction": reduction, "window": window, "fill_value": fill_value}
+    folds = Call("blocks_to_array", blocks, (case.shape, case.block), options)
     for variant in ("gather", "gather_parts", "gather_pixels"):
         plan, arrays = run(folds, variant)
         assert (dict(plan.defines)["WINDOW_AXES"], dict(plan.defines)["KERNEL"]) == ("2", "1,3,4")
-        assert_same_bits(arrays.result, want, variant)
-    _, arrays = run(Call("array_to_blocks", array, (case.block,), {"strides": case.strides, "window": window}), "taps")
-    assert_same_bits(arrays.result, through_im2col(case, array, window=window))
+        assert_same_bits(arrays.result, folds.on(blocks), variant)
+    taken = Call("array_to_blocks", array, (case.block,), {"strides": case.strides, "window": window})
+    _, arrays = run(taken, "taps")
+    assert_same_bits(arrays.result, taken.on(array))
 
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("executor", ["plain", SANITIZED])
 def test_weights_may_lie_anywhere(executor):
     """Pixels that get whole words of taps get whole words of weights too, where these are aligned."""
-    case = CASES[7]
+    case = BLOCKS_CASES[7]
     blocks, weights = values(case.blocks_shape, np.float32), values((17,), np.float32, 1)
     for window in (weights[:16].reshape(4, 4), weights[1:].reshape(4, 4), (weights[4:8], weights[5:9])):
         options = {"reduction": "mean", "window": window, "fill_value": 0}
         call = Call("blocks_to_array", blocks, (case.shape, case.block), {"strides": case.strides} | options)
         plan, arrays = run(call, "gather_pixels", executor=executor)
         assert plan.symbol == "col2im_gather_words"
-        assert_same_bits(arrays.result, through_col2im(case, blocks, reduction="mean", window=window))
-
-
-# ---------------------------------------------------------------------------------------------
-# What is planned
+        assert_same_bits(arrays.result, call.on(blocks))
 
 
 def plan_of(operation, shape, block, strides, order=None):
@@ -142,16 +66,6 @@ def plan_of(operation, shape, block, strides, order=None):
     array = Operand.contiguous(shape)
     arrays = (blocks, array) if operation == "blocks_to_array" else (array, blocks)
     return choose(calls.Call(operation, geometry, "float32"), *arrays, H200)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
-def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch):
-    """Else they would be added by cells, in up to three times the time."""
-    fold_copied, copied = runs._fold_copied, []
-    monkeypatch.setattr(runs, "_fold_copied", lambda *arguments: copied.append(fold_copied(*arguments)))
-    monkeypatch.delattr(runs, "fold_cells")
-    gpufold.blocks_to_array(np.ones((1, 1, 200, 200, 8, 8), dtype), (1, 1, 207, 207), (8, 8))
-    assert copied
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1), (2, 2, 2)], ids=str)
@@ -204,3 +118,86 @@ def test_leading_axes_that_are_walked_as_one_are_planes():
     assert sliding.image_size == (4, 8, 9)
     assert image == apart[1]
     assert columns == (*contiguous[0][:2], 0, *contiguous[0][5:], *contiguous[0][2:5])
+
+
+# ---------------------------------------------------------------------------------------------
+# Blocks at positions
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("variant", ["gather", "lists"])
+def test_blocks_beside_a_pixel_leave_the_sign_of_its_weight(variant):
+    """A thread has pixels of several rows; of a block that covers some of them, nothing is added to the others."""
+    zeros, positions = np.full((8, 8), -0.0, np.float32), np.array([[0, 0], [2, 1], [5, 0]])
+    out, weight, window = zeros.copy(), zeros.copy(), zeros[:3, :3].copy()
+    ones, options = np.ones((3, 3, 3), np.float32), {"window": window, "weight_out": weight}
+    _, arrays = run(Call("add_blocks", out, (ones, positions), options), variant)
+    assert_same_bits(arrays.result, zeros)
+    assert_same_bits(arrays.weight_out, zeros)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("block", "note"), [((30, 30), "unsigned"), ((70, 70), "unsigned long long")])
+@pytest.mark.parametrize("before", [0, 0x5A])
+def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monkeypatch):
+    """Whatever the scratch memory holds, and where notes have more bits than offsets."""
+
+    def scratch_of(plan):
+        scratch = np.full(plan.scratch_bytes, before, np.uint8)
+        scratch[: plan.zeroed_bytes] = 0
+        return scratch
+
+    monkeypatch.setattr(hostcuda.execute, "scratch_of", scratch_of)
+    monkeypatch.setattr(parameters, "INT32_MAX", 1 << 21)
+    size, count = (3, 70), 300
+    positions = np.random.default_rng(0).integers([0, 0], size, (count, 2))
+    positions[25:] = [-side - 7 for side in block]
+    blocks = np.broadcast_to(values((count, 1, 1), np.float32), (count, *block))
+    out = values(size, np.float32, 1)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions)
+    plan, arrays = run(Call("add_blocks", out, (blocks, positions)), "lists")
+    assert (dict(plan.defines)["OFFSET"], dict(plan.defines)["NOTE"]) == ("int", note)
+    assert_same_bits(arrays.result, want)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("variant", ["gather", "lists"])
+def test_what_no_block_covers_is_left_alone(variant):
+    out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
+    positions = np.array([(3, 7), (5, 9)])
+    plan = choose(calls.add_blocks(out, blocks, positions, variant=variant), operand(blocks), operand(out))
+    moved = hostcuda.work(plan, blocks, out, None, positions).counters
+    assert moved.stores.bytes == 4 * np.count_nonzero(out) == 4 * (2 * 4 * 5 - 2 * 3)
+    assert out.sum() == blocks.sum()
+
+
+@pytest.mark.hostcuda
+def test_an_array_without_elements_gives_zeros():
+    _, arrays = run(Call("take_blocks", np.ones((0, 5), np.float32), (np.array([(0, 0), (-1, 2)]), (3, 4))), "direct")
+    assert not arrays.result.any()
+
+
+@pytest.mark.hostcuda
+@pytest.mark.nvrtc
+def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
+    case = replace(POSITIONS_CASES[11], lead=(8,))
+    call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="direct")
+    plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
+    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("8", "1")
+    blocks = np.empty(case.blocks_shape, np.float32)
+    far = np.full_like(case.positions, FAR - 1)
+    moved = hostcuda.work(plan, values(case.shape, np.float32), blocks, None, far).counters
+    assert moved.loads.bytes == 2 * 8 * prod((40, 8, 8)), "positions alone, one for all planes"
+    assert moved.stores.bytes == blocks.nbytes
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
+    """Seventeen: some threads lack one."""
+    case = replace(POSITIONS_CASES[11], lead=(17,))
+    call = Call("take_blocks", values(case.shape, dtype), (case.positions, case.block))
+    plan, arrays = run(call, "direct", executor="observed")
+    assert dict(plan.defines)["ALL_PLANES"] == "0"
+    assert_same_bits(arrays.result, call.on(call.data))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from functools import cache
 from math import prod
 
@@ -10,22 +12,34 @@ import numpy as np
 import pytest
 from cases import (
     CASES,
+    EMPTY_BLOCKS_CASES,
+    EMPTY_CASES,
+    EMPTY_POSITIONS_CASES,
     FAR_CASES,
+    HUGE_CASES,
     INEXACT,
     POSITIONS_CASES,
     POSITIONS_CASES_OF_KERNELS,
     SPACE_CASES,
+    STILL_CASES,
+    BlocksCase,
     Case,
     assert_same_bits,
+    few_blocks_case,
     garbage,
     off_its_size,
+    values,
+    window_of,
 )
-from executors import arrays_of, assert_same_bytes, blocks_calls, calls_of, placed_calls
+from executors import Call, arrays_of, assert_same_bytes, blocks_calls, calls_of, in_layout, placed_calls
 from test_kernels import ROWS, SUMMED, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
 from gpufold.calls import MODES
-from gpufold.cpu import placing, tiles
+from gpufold.cpu import folding, placing, runs, tiles
+from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.folding import fold_way
+from gpufold.cpu.runs import fold_runs
 
 SLIDING = ("strides", "dilations", "pads_begin", "pads_end")
 
@@ -40,20 +54,20 @@ def every_way(request, way, monkeypatch):
         monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
 
 
-def through_columns(call, operation, array, shape, block, **options):
-    """What the definition of an operation on columns says of blocks that have their taps last."""
+def through_columns(module, call, array, shape, block, **options):
+    """What a module's operations on columns make of blocks that have their taps last."""
     rank = len(block)
     lead, size = shape[: len(shape) - rank], shape[len(shape) - rank :]
     steps = {"strides": call.options["strides"]} | dict.fromkeys(SLIDING[1:], (0,) * rank) | {"dilations": (1,) * rank}
     counts = [(n - b) // s + 1 for n, b, s in zip(size, block, steps["strides"], strict=True)]
     axes = range(len(lead)), range(len(lead), len(lead) + rank), range(len(lead) + rank, len(lead) + 2 * rank)
     order = (*axes[0], *axes[2], *axes[1])
-    if operation is definition.col2im:
-        columns = array.transpose(order).reshape(prod(lead), prod(block), prod(counts))
+    if call.operation == "blocks_to_array":
+        columns = np.ascontiguousarray(array.transpose(order)).reshape(prod(lead), prod(block), prod(counts))
         if options["out"] is not None:
             options["out"] = options["out"].reshape(prod(lead), 1, *size)
-        return operation(columns, size, block, **steps, **options).reshape(shape)
-    columns = operation(array.reshape(prod(lead), 1, *size), block, **steps, **options)
+        return module.col2im(columns, size, block, **steps, **options).reshape(shape)
+    columns = module.im2col(array.reshape(prod(lead), 1, *size), block, **steps, **options)
     return columns.reshape(*lead, *block, *counts).transpose(order)
 
 
@@ -76,18 +90,18 @@ def defined(call, before):
     if call.operation == "im2col":
         return definition.im2col(read, *call.arguments, **steps, window=window), None
     if call.operation == "array_to_blocks":
-        return through_columns(call, definition.im2col, read, read.shape, *call.arguments, window=window), None
+        return through_columns(definition, call, read, read.shape, *call.arguments, window=window), None
     read, fused = read.astype(options.get("dtype", read.dtype)), {"reduction": options["reduction"], "window": window}
     if call.operation == "col2im":
         return definition.col2im(read, *call.arguments, **steps, **fused, out=before), None
-    return through_columns(call, definition.col2im, read, *call.arguments, **fused, out=before), None
+    return through_columns(definition, call, read, *call.arguments, **fused, out=before), None
 
 
 @cache
 def problem(row, number, **given):
     """A call with what is drawn for a row, or given, and its answer by definition, worked out once for all ways."""
     what = drawn(row, number)
-    what = what._replace(mode=MODES[what.seed % len(MODES)], **given)
+    what = what._replace(**{"mode": MODES[what.seed % len(MODES)]} | given)
     call, before, view = drawn_call(row, what)
     with np.errstate(all="ignore"):
         return what, call, before, view, defined(call, before)
@@ -114,7 +128,9 @@ def check(row, number, **given):
     if weight:
         assert_same_bits(laid.weight_out, want_weight, where)
     if before is None and row.operation != "add_blocks":
-        assert_same_bits(result_of(call, laid.input), want, where)
+        made = result_of(call, laid.input)
+        assert_same_bits(made, want, where)
+        assert not np.may_share_memory(made, laid.input), where
     assert laid.input.tobytes() == kept, where
 
 
@@ -127,6 +143,21 @@ DEFINED = [
     pytest.param(row, marks=[pytest.mark.all] if is_large(row.case) else [], id=str(row))
     for row in ROWS
     if row.case not in (*POSITIONS_CASES_OF_KERNELS, *FAR_CASES)
+]
+AWKWARD = [
+    *(row for row in ROWS if row.case in FAR_CASES),
+    *(Row(operation, case) for case in (*HUGE_CASES, *STILL_CASES) for operation in ("col2im", "im2col")),
+]
+EMPTY = [
+    *(Row(operation, case) for case in EMPTY_CASES for operation in ("col2im", "im2col")),
+    *(Row(operation, case) for case in EMPTY_BLOCKS_CASES for operation in ("blocks_to_array", "array_to_blocks")),
+    *(Row(operation, case) for case in EMPTY_POSITIONS_CASES for operation in ("add_blocks", "take_blocks")),
+    *(
+        Row(operation, case)
+        for case in SPACE_CASES
+        if not prod(case.space_shape)
+        for operation in ("batch_to_space", "space_to_batch")
+    ),
 ]
 
 
@@ -145,10 +176,15 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, source, 
         check(Row("add_blocks", case), 1, **given)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.case in FAR_CASES], ids=str)
-def test_taps_and_blocks_may_be_far_apart(row):
-    for number in range(3):
+@pytest.mark.parametrize("row", AWKWARD, ids=str)
+def test_taps_and_blocks_may_be_far_apart_or_in_one_place(row):
+    for number in range(5):
         check(row, number)
+
+
+@pytest.mark.parametrize("row", EMPTY, ids=str)
+def test_arrays_may_have_no_elements(row, every_way):
+    check(row, 1, mode="constant")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +199,33 @@ def test_random_calls_are_their_definition(first, every_way):
     for seed in range(first, first + 20):
         for row in random_rows(seed):
             check(row, 1 + seed % 3)
+    for operation in ("col2im", "im2col"):
+        check(Row(operation, few_blocks_case(first // 20)), 1)
+
+
+MOVING = (
+    Call("im2col", np.empty((1, 40, 41)), ((25, 25),)),
+    Call("im2col", np.empty((1, 6, 20, 21)), ((7, 5),), {"strides": 2, "pads_begin": 3, "pads_end": 4}),
+    Call("im2col", np.empty((1, 2, 5)), ((2, 2),), {"strides": (1, 2), "pads_end": (0, 1)}),
+    Call("col2im", np.empty((4, 2)), ((2, 5), (2, 2)), {"strides": (1, 2)}),
+    Call("array_to_blocks", np.empty((40, 41)), ((7, 7),)),
+    Call("blocks_to_array", np.empty((2, 2)), ((5,), (2,)), {"strides": 2}),
+    *calls_of(SPACE_CASES[5], np.float64),
+    Call("take_blocks", np.empty((40, 41)), ([(row, 2 * row) for row in range(16)], (3, 4))),
+    *(Call("take_blocks", np.empty((4, 5)), ([(-1, 3), (2, 2)], (2, 3)), {"mode": mode}) for mode in MODES),
+)
+
+
+@pytest.mark.parametrize("kind", ["U3", "S5", "T", ">f4", ">i2"])
+def test_elements_that_move_may_be_strings_and_of_another_byte_order(kind, every_way):
+    """NumPy makes no strided view of strings of any length, in which other large arrays are taken at once."""
+    dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)
+    nothing = "0" if dtype.kind in "fi" else ""
+    for call in MOVING:
+        numbers = (np.arange(call.data.size) % 998 + 1).reshape(call.data.shape)
+        moved, got = call.on(numbers), call.on(numbers.astype("U3").astype(dtype))
+        assert got.dtype.isnative
+        assert (got == np.where(moved, moved.astype("U3"), nothing).astype(dtype)).all(), call
 
 
 MEMORY = {
@@ -202,3 +265,142 @@ def test_the_number_of_threads_never_shows(threads, monkeypatch):
             assert_same_bits(call.on(call.data), want, call)
     finally:
         gpufold.set_num_threads(None)
+
+
+# ---------------------------------------------------------------------------------------------
+# Ways that are chosen, which take far longer where another is
+
+
+LARGE_CASES = (
+    (BlocksCase("frames", (300_000,), (1024,), (256,)), fold_cells),
+    (BlocksCase("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
+    (BlocksCase("patches", (2, 3, 100, 90), (8, 7), (1, 2)), fold_runs),
+    (BlocksCase("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_cells),
+    (BlocksCase("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_cells),
+)
+
+
+@pytest.mark.parametrize("fusion", [("sum", "none", False), ("least_squares", "separable", True)], ids=["sum", "fused"])
+@pytest.mark.parametrize(("case", "way"), LARGE_CASES, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkeypatch):
+    """Columns are summed in runs, blocks by cells, as they are best read; the bits are the same."""
+    chosen = []
+    monkeypatch.setattr(folding, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
+    reduction, kind, accumulate = fusion
+    blocks, out = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
+    assert blocks.size > tiles.THREADED_ELEMENTS
+    options = {"reduction": reduction, "window": window_of(kind, case.block, np.float32), "accumulate": accumulate}
+    call = Call("blocks_to_array", blocks, (case.shape, case.block), {"strides": case.strides} | options)
+    want = through_columns(gpufold, call, blocks, *call.arguments, out=out.copy(), **options)
+    assert_same_bits(call.into(out, blocks), want)
+    assert [each for each, *_ in chosen] == [fold_runs, way]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch):
+    """Else they would be added by cells, in up to three times the time."""
+    fold_copied, copied = runs._fold_copied, []
+    monkeypatch.setattr(runs, "_fold_copied", lambda *arguments: copied.append(fold_copied(*arguments)))
+    monkeypatch.delattr(runs, "fold_cells")
+    gpufold.blocks_to_array(np.ones((1, 1, 200, 200, 8, 8), dtype), (1, 1, 207, 207), (8, 8))
+    assert copied
+
+
+# ---------------------------------------------------------------------------------------------
+# Blocks at positions
+
+
+@pytest.mark.parametrize("layout", range(8))
+def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
+    rng, case = random.Random(layout), POSITIONS_CASES[layout]
+    array, blocks, positions = values(case.shape, "f4"), values(case.blocks_shape, "f4", 1), case.positions
+    want = definition.add_blocks(array, blocks, positions)
+    given, out = in_layout(rng, array), in_layout(rng, values(case.shape, np.float32, 5))
+    assert_same_bits(gpufold.add_blocks(given, blocks, positions), want)
+    assert gpufold.add_blocks(given, blocks, positions, out=out) is out
+    assert_same_bits(out, want)
+    assert_same_bits(given, array)
+    assert gpufold.add_blocks(given, blocks, positions, out=given) is given
+    assert_same_bits(given, want)
+
+
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+def test_what_falls_outside_leaves_negative_zeros_as_they_are(dtype):
+    out, blocks = -np.zeros((4, 5), dtype), -np.zeros((40, 3, 3), dtype)
+    gpufold.add_blocks_(out, blocks, [(-2, 0), (2, 4)] * 20)
+    assert_same_bits(out, -np.zeros((4, 5), dtype))
+
+
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+@pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
+def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch):
+    """Each of many tiles once looked at all of the positions."""
+    seen, add_to_tile = [], placing._add_to_tile
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: small)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
+    monkeypatch.setattr(placing, "_add_to_tile", lambda *given: seen.append(len(given[-1][0])) or add_to_tile(*given))
+    rng = np.random.default_rng(0)
+    out, blocks = values((*lead, 80, 70), np.float16), values((400, *lead, 2, 3), np.float16, 1)
+    positions = rng.integers(-2, 82, (400, 2)).clip(None, (81, 71))
+    want = definition.add_blocks(out, blocks, positions)
+    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
+    assert len(seen) > 8
+    assert sum(seen) <= 1.5 * 400 * (lead[0] if lead else 1)
+
+
+LAYOUTS = {
+    "backwards": lambda array, room, dtype: array[::-1],
+    "backwards along every axis": lambda array, room, dtype: array[::-1, ::-1],
+    "every other": lambda array, room, dtype: array[::2, ::-2],
+    "transposed": lambda array, room, dtype: array.T,
+    "a field of packed records": lambda array, room, dtype: np.ndarray((1000, 1000), dtype, room, 1, (7000, 7)),
+    "an odd number of bytes from there": lambda array, room, dtype: np.ndarray((1000, 999), dtype, room, 3, (8000, 8)),
+}
+"""Views of an array of every eighth byte of a room, or of the room itself."""
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_array(layout, dtype):
+    """All of a reversed view was once copied for a few small blocks."""
+    room = np.zeros((1000, 1000, 8), np.uint8)
+    array = LAYOUTS[layout](room.view(dtype)[..., 0], room, dtype)
+    rng = np.random.default_rng(1)
+    array[...] = rng.integers(-9, 9, array.shape)
+    positions = rng.integers(-2, min(array.shape), (100, 2))
+    blocks = rng.integers(-9, 9, (100, 3, 3)).astype(array.dtype)
+    plain = np.ascontiguousarray(array)
+    gpufold.take_blocks(plain, positions, (3, 3))  # what is imported at a first call
+    tracemalloc.start()
+    try:
+        taken = gpufold.take_blocks(array, positions, (3, 3))
+        near = gpufold.take_blocks(array, positions, (3, 3), mode="edge")
+        _, take_peak = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        gpufold.add_blocks_(array, blocks, positions)
+        _, add_peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert_same_bits(taken, definition.take_blocks(plain, positions, (3, 3)))
+    assert_same_bits(near, definition.take_blocks(plain, positions, (3, 3), mode="edge"))
+    assert_same_bits(np.ascontiguousarray(array), definition.add_blocks(plain, blocks, positions))
+    assert take_peak < 200_000
+    assert add_peak < 8 * tiles.TILE_ELEMENTS + 200_000
+
+
+def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
+    """Blocks of one column each were once taken for small, however many planes they have."""
+    out, blocks = np.zeros((20_000, 8, 3), np.float32), np.ones((100, 20_000, 4, 1), np.float32)
+    monkeypatch.delattr(placing, "_scatter")
+    gpufold.add_blocks_(out, blocks, [(1, 1)] * 100)
+    assert (out[:, 1:5, 1] == 100).all()
+    assert (gpufold.take_blocks(out, [(1, 1)] * 100, (4, 1)) == 100).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
+    """They were taken one by one, where none fits into the array."""
+    monkeypatch.delattr(placing, "_take_one_by_one")
+    array, positions = values((2, 2, 5), np.float32), np.random.default_rng(0).integers(-4, 6, (3000, 2))
+    got = gpufold.take_blocks(array, positions, (3, 2), mode=mode)
+    assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))

@@ -1,19 +1,21 @@
-"""The laws of the four operations on NumPy arrays."""
+"""The laws of the operations on NumPy arrays."""
 
 from __future__ import annotations
 
 import random
-from functools import cache
 from math import prod
 
 import definition
 import numpy as np
 import pytest
 from cases import (
+    BLOCKS_CASES,
     CASES,
     DTYPES,
-    EMPTY_CASES,
+    INEXACT,
+    POSITIONS_CASES,
     SPACE_CASES,
+    WIDENINGS,
     Case,
     assert_same_bits,
     fold,
@@ -23,100 +25,13 @@ from cases import (
     window_of,
     with_extents,
 )
+from executors import Call, blocks_calls, calls_of, placed_calls, run
 
 import gpufold
 from gpufold.cpu.cells import fold_cells
-from gpufold.elements import sum_dtype, widened
+from gpufold.elements import WIDER, average_dtype, sum_dtype, widened
 from gpufold.geometry import Axis, SlidingGeometry
-
-# ---------------------------------------------------------------------------------------------
-# Equal to the definition
-
-
-@cache
-def defined(case, seed=0, dtype=DTYPES[11]):
-    """Columns, an image, and what becomes of them by definition, which is worked out once for all ways."""
-    columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed + 1)
-    return columns, image, case.col2im(columns), case.im2col(image)
-
-
-@pytest.mark.parametrize("huge", [2**31, 2**62, 2**63, 2**70])
-def test_the_stride_of_one_block_and_the_dilation_of_one_tap_may_be_any(huge):
-    image = values((2, 3, 5, 6), np.float32)
-    for steps, plain in (
-        ({"strides": (huge, 2)}, {"strides": (9, 2)}),
-        ({"strides": (1, huge), "dilations": (huge, 1)}, {"strides": (1, 9)}),
-    ):
-        kernel = (1, 5) if "dilations" in steps else (4, 2)
-        want = gpufold.im2col(image, kernel, **plain)
-        assert_same_bits(gpufold.im2col(image, kernel, **steps), want, steps)
-        folded = gpufold.col2im(want, (5, 6), kernel, **steps)
-        assert_same_bits(folded, gpufold.col2im(want, (5, 6), kernel, **plain), steps)
-
-
-STILL = {
-    "one-axis": Case("", (7,), (300,), 1, 0, 0, 0, batch=2, channels=3),
-    "one-block": Case("", (1,), (3000,), 1, 0, 0, 0),
-    "both-axes": Case("", (4, 5), (20, 30), (1, 2), 0, (1, 0), (0, 1), channels=2),
-    "before-taps-that-move": Case("", (5, 9), (400, 3), (1, 3), (0, 1), (0, 2), (1, 1), batch=2),
-    "behind-them": Case("", (9, 5), (3, 400), (3, 1), (1, 0), (2, 0), (1, 1)),
-    "overlapping": Case("", (5, 6), (300, 3), (1, 1), (0, 1), 0, 0),
-    "padding-alone": Case("", (3,), (300,), 2, 0, 4, 4),
-}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int8", "complex64"])
-@pytest.mark.parametrize("name", STILL)
-def test_many_taps_on_one_pixel_are_added_in_their_order(name, dtype):
-    case = STILL[name]
-    columns = values(case.columns_shape, np.dtype(dtype))
-    got = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
-    assert_same_bits(got, case.col2im(columns), name)
-    turned = columns.swapaxes(-1, -2).copy().swapaxes(-1, -2)
-    assert_same_bits(gpufold.col2im(turned, case.output_size, case.kernel_size, **case.arguments), got, name)
-    if np.dtype(dtype).kind in "fc":
-        window = window_of("full", case.kernel_size, np.dtype(dtype))
-        got = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, window=window)
-        assert_same_bits(got, case.col2im(columns, window=window), name)
-
-
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.all) for first in range(10, 100, 10))])
-def test_few_blocks_of_many_taps_are_their_definition(first, way):
-    """An axis with far fewer blocks than taps is served block by block, which keeps the order of additions."""
-    for seed in range(first, first + 10):
-        rng = random.Random(seed)
-        rank = rng.choice((1, 1, 2, 3))
-        kernel, strides, dilations, before, after, rest, blocks = (
-            tuple(rng.randint(low, most) for _ in range(rank))
-            for low, most in ((1, {1: 300, 2: 25, 3: 8}[rank]), (1, 4), (1, 3), (0, 9), (0, 9), (0, 3), (1, 4))
-        )
-        covered = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(blocks, strides, kernel, dilations, strict=True)]
-        size = tuple(max(1, c + r - b - a) for c, r, b, a in zip(covered, rest, before, after, strict=True))
-        options = {"strides": strides, "dilations": dilations, "pads_begin": before, "pads_end": after}
-        case = Case(f"few-blocks-{seed}", size, kernel, **options, batch=rng.randint(1, 2), channels=rng.randint(1, 2))
-        dtype = rng.choice(DTYPES)
-        columns, image, folded, taken = defined(case, seed, dtype)
-        assert_same_bits(fold(case, columns), folded, case)
-        assert_same_bits(unfold(case, image), taken, case)
-        lying = np.ascontiguousarray(columns.swapaxes(-1, -2)).swapaxes(-1, -2)  # taps side by side, as in blocks
-        assert_same_bits(fold(case, lying), folded, case)
-
-
-@pytest.mark.parametrize("case", [case for case in SPACE_CASES if not prod(case.space_shape)], ids=str)
-def test_batch_and_space_may_have_no_elements(case):
-    data, space = np.zeros(case.batch_shape), np.zeros(case.space_shape)
-    arguments = case.block_shape, case.crops_begin, case.crops_end
-    assert_same_bits(to_space(data, *arguments), definition.batch_to_space(data, *arguments), case)
-    assert_same_bits(to_batch(space, *arguments), definition.space_to_batch(space, *arguments), case)
-
-
-def to_space(data, block, begin, end):
-    return gpufold.batch_to_space(data, block, crops_begin=begin, crops_end=end)
-
-
-def to_batch(space, block, begin, end):
-    return gpufold.space_to_batch(space, block, pads_begin=begin, pads_end=end)
-
+from gpufold.operations import variants
 
 LARGE_CASES = (
     Case("large-3x3", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16),
@@ -183,23 +98,20 @@ def test_a_window_of_infinities_reaches_no_other_plane_or_row(case, dtype):
         assert_same_bits(got[batch, channel], fold(with_extents(case, 1, 1), part, window=window)[0, 0], case)
 
 
-# ---------------------------------------------------------------------------------------------
-# Laws
+ADJOINTS = (
+    *(calls_of(case, np.int64) for case in (*CASES, *SPACE_CASES)),
+    *(blocks_calls(case.shape, case.block, case.strides, np.int64) for case in BLOCKS_CASES),
+    *(placed_calls(case, np.int64) for case in POSITIONS_CASES),
+)
+"""Pairs of calls, of which each reads what the other makes."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_col2im_and_im2col_are_adjoint(case):
-    """<col2im(x), y> = <x, im2col(y)>, exactly, in integers."""
-    rng = np.random.default_rng(0)
-    columns, image = rng.integers(-99, 100, case.columns_shape), rng.integers(-99, 100, case.image_shape)
-    assert (fold(case, columns) * image).sum() == (columns * unfold(case, image)).sum()
-
-
-@pytest.mark.parametrize("case", [case for case in SPACE_CASES if prod(case.space_shape)], ids=str)
-def test_space_round_trips(case):
-    space = values(case.space_shape, np.float32)
-    arguments = case.block_shape, case.crops_begin, case.crops_end
-    assert_same_bits(to_space(to_batch(space, *arguments), *arguments), space)
+@pytest.mark.parametrize("pair", ADJOINTS, ids=lambda pair: f"{pair[0].operation}-{pair[0].read.shape}")
+def test_putting_blocks_together_is_adjoint_to_taking_them(pair):
+    """<f(x), y> = <x, g(y)>, exactly, in integers that wrap around."""
+    x, y = (call.read for call in pair)
+    of_x, of_y = (call.on(np.zeros_like(call.data) if call.operation == "add_blocks" else call.data) for call in pair)
+    assert (of_x * y).sum() == (x * of_y).sum()
 
 
 def test_sums_start_from_positive_zero_and_moves_keep_bits():
@@ -226,10 +138,6 @@ def test_sums_beyond_the_range_are_silent(recwarn):
     assert not recwarn.list
 
 
-# ---------------------------------------------------------------------------------------------
-# Arrays of every kind
-
-
 @pytest.mark.parametrize("case", [*CASES[:8], *LARGE_CASES[:3]], ids=str)
 def test_nothing_is_written_between_the_elements_of_out(case):
     columns = values(case.columns_shape, np.float32)
@@ -241,58 +149,9 @@ def test_nothing_is_written_between_the_elements_of_out(case):
     assert (wide[..., 1::2].view(np.uint32) == 0xA5A5A5A5).all()
 
 
-def test_results_share_no_memory_with_the_input():
-    image = np.zeros((1, 1, 4, 4))
-    assert not np.shares_memory(gpufold.im2col(image, (1, 1)), image)
-    assert not np.shares_memory(gpufold.col2im(image.reshape(1, 1, 16), (4, 4), (1, 1)), image)
-    assert not np.shares_memory(gpufold.batch_to_space(image, (1, 1, 1, 1)), image)
-    assert not np.shares_memory(gpufold.space_to_batch(image, (1, 1, 1, 1)), image)
-
-
 def test_results_own_just_their_memory():
     columns = np.ones((1, 64 * 9, 1024), np.float32)
     assert gpufold.col2im(columns, (34, 34), (3, 3)).base is None
-
-
-@pytest.mark.parametrize("case", EMPTY_CASES, ids=str)
-def test_no_planes_give_an_empty_result(case, way):
-    assert fold(case, np.zeros(case.columns_shape, np.int8)).shape == case.image_shape
-    assert unfold(case, np.zeros(case.image_shape, np.int8)).shape == case.columns_shape
-
-
-def test_many_strings_of_any_length_are_taken():
-    """NumPy makes no strided view of those, in which other large arrays are taken at once."""
-    numbers = np.arange(1, 1 + 40 * 41).reshape(40, 41)
-    strings = numbers.astype("U4").astype(np.dtypes.StringDType())
-    for operation in (
-        lambda array: gpufold.take_blocks(array, [(row, 2 * row) for row in range(16)], (3, 4)),
-        lambda array: gpufold.array_to_blocks(array, (7, 7)),
-        lambda array: gpufold.im2col(array[None], (25, 25)),
-    ):
-        assert (operation(strings) == operation(numbers).astype("U4")).all()
-
-
-@pytest.mark.parametrize("kind", ["U3", "S5", "T", "f4"])
-def test_a_large_image_that_is_padded_has_nothing_outside(kind):
-    dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)
-    numbers = np.arange(6 * 20 * 21).reshape(1, 6, 20, 21) % 998 + 1
-    columns = gpufold.im2col(numbers, (7, 5), strides=2, pads_begin=3, pads_end=4)
-    got = gpufold.im2col(numbers.astype("U3").astype(dtype), (7, 5), strides=2, pads_begin=3, pads_end=4)
-    assert columns.size > 1 << 14
-    assert (got == np.where(columns, columns.astype("U3"), "0" if kind == "f4" else "").astype(dtype)).all()
-
-
-@pytest.mark.parametrize("kind", ["U3", "S5", "T"])
-def test_strings_move_where_no_blocks_overlap(kind):
-    dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)
-    columns = np.array([["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]).astype(dtype)
-    got = gpufold.col2im(columns, (2, 5), (2, 2), strides=(1, 2))
-    assert got.astype("U1").tolist() == [[["a", "c", "b", "d", ""], ["e", "g", "f", "h", ""]]]
-    back = gpufold.im2col(got, (2, 2), strides=(1, 2))
-    assert (back == columns).all()
-    padded = gpufold.im2col(got, (2, 2), strides=(1, 2), pads_end=(0, 1))
-    assert padded[1].astype("U1").tolist() == ["c", "d", ""]
-    assert gpufold.batch_to_space(columns.reshape(4, 2), (1, 2)).astype("U1").tolist() == [list("aebf"), list("cgdh")]
 
 
 def test_blocks_overlap_where_two_taps_land_on_one_pixel():
@@ -336,3 +195,129 @@ def test_sizes_may_be_anything_that_counts():
     for size in ([4, 4], np.array([4, 4]), np.array([4, 4], np.uint8), (np.int64(4), True + 3), range(4, 5)):
         size = tuple(size) * 2 if len(size) == 1 else size
         assert_same_bits(gpufold.col2im(columns, size, [2, np.int8(2)], strides=np.array(1)), want)
+
+
+# ---------------------------------------------------------------------------------------------
+# Averages
+
+
+COVERED = [case for case in CASES if fold(case, np.ones(case.columns_shape, np.int64)).min() > 0]
+"""Cases in which every pixel is in a block."""
+
+
+@pytest.mark.parametrize("case", COVERED, ids=str)
+def test_a_mean_gives_back_what_im2col_took(case):
+    image = values(case.image_shape, np.float64)
+    columns = unfold(case, image)
+    for kind in ("none", "separable", "full"):
+        window = window_of(kind, case.kernel_size, np.float64)
+        if window is not None:  # a mean needs weights that do not cancel
+            window = tuple(abs(w) + 0.5 for w in window) if kind == "separable" else abs(window) + 0.5
+        back = fold(case, columns, reduction="mean", window=window)
+        np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
+        back = fold(case, unfold(case, image, window=window), reduction="least_squares", window=window)
+        np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("weight_dtype", ["f2", "f4", ">f4", "f8", "g", "i1", "u8"])
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+def test_one_weight_of_any_dtype_divides_all_that_is_there(dtype, weight_dtype):
+    for shape in ((), (4,), (2, 3)):
+        for number in (3, 0):
+            sums, weight = np.asarray(values(shape, dtype)), np.array(number, weight_dtype)
+            want, out, here = definition.average(sums, weight), garbage(shape, dtype), sums.copy()
+            assert_same_bits(gpufold.average(sums, weight), want)
+            assert gpufold.average(sums, weight, out=out) is out
+            assert_same_bits(out, want)
+            assert_same_bits(gpufold.average(here, weight, out=here), want, "in place")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
+@pytest.mark.parametrize("kind", ["separable", "full"])
+def test_where_all_weights_are_zero_an_average_is_whatever_lies_there(reduction, kind):
+    """It is the value that was named; a weight of zero times NaN is no zero, and some elements no block reaches."""
+    weights = np.array([0, 1, 0], np.float32)
+    window = (weights, weights) if kind == "separable" else np.outer(weights, weights)
+    blocks = np.full((2, 2, 3, 3), np.nan, np.float32)
+    blocks[:, :, 1, 1] = 5
+    options = {"strides": 4, "reduction": reduction, "window": window, "fill_value": 0}
+    want = np.zeros((8, 8), np.float32)
+    want[1::4, 1::4] = 5
+    np.testing.assert_array_equal(gpufold.blocks_to_array(blocks, (8, 8), (3, 3), **options), want)
+
+
+# ---------------------------------------------------------------------------------------------
+# Integers and bool, which are averaged and weighed in wider dtypes
+
+
+INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+SIZE, TILE, STRIDES = (2, 14, 19), (6, 7), (4, 6)
+POSITIONS = gpufold.grid_positions(SIZE[1:], TILE, strides=STRIDES)
+
+
+def blocks_of(dtype):
+    count = [(extent - block) // stride + 1 for extent, block, stride in zip(SIZE[1:], TILE, STRIDES, strict=True)]
+    return values((2, *count, *TILE), dtype)
+
+
+def test_every_dtype_is_summed_in_what_holds_it():
+    for narrow, wide in WIDER.items():
+        assert narrow not in wide
+        for each in wide if narrow != "bfloat16" else ():
+            assert np.can_cast(narrow, each, "safe")
+    assert "uint32" in WIDER["uint8"]
+    assert "float32" not in WIDER["int32"]
+
+
+@pytest.mark.parametrize("kind", ["none", "separable", "full"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction, kind):
+    if (reduction, kind) == ("sum", "none"):
+        return
+    wide = average_dtype(dtype)
+    assert wide == ("float32" if np.dtype(dtype).itemsize <= 2 else "float64")
+    options = {"reduction": reduction, "window": window_of(kind, TILE, wide)}
+    blocks = blocks_of(dtype)
+    want = gpufold.blocks_to_array(blocks.astype(wide), SIZE, TILE, strides=STRIDES, **options)
+    for given in (blocks, blocks.astype(blocks.dtype.newbyteorder())):
+        assert_same_bits(gpufold.blocks_to_array(given, SIZE, TILE, strides=STRIDES, **options), want)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_a_stitcher_averages_integers(dtype, reduction):
+    tiles = values((len(POSITIONS), 2, *TILE), dtype)
+    window = window_of("separable", TILE, average_dtype(dtype))
+    results = []
+    for given in (tiles, tiles.astype(average_dtype(dtype))):
+        stitcher = gpufold.Stitcher(SIZE, TILE, window=window, reduction=reduction)
+        for batch in np.array_split(np.arange(len(tiles)), 3):
+            stitcher.add(given[batch], POSITIONS[batch])
+        results.append(stitcher.result())
+    assert_same_bits(*results)
+
+
+def test_integers_and_floats_come_in_turn():
+    stitcher = gpufold.Stitcher((5,), 3)
+    for dtype in ("uint8", "float32", "bool"):
+        stitcher.add(np.ones((1, 3), dtype), [(0,)])
+    assert_same_bits(stitcher.result(), np.array([1, 1, 1, 0, 0], np.float32))
+    with pytest.raises(TypeError, match=r"blocks must be of dtype float32, .* got int32"):
+        stitcher.add(np.ones((1, 3), np.int32), [(0,)])
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("narrow", "wide"), [pair for pair in WIDENINGS if pair[0] in INTEGERS])
+def test_kernels_leave_negative_zeros_as_numpy_does(narrow, wide):
+    """A zero times a negative weight is -0.0, which the zero of a tap that does not exist must not turn into +0.0."""
+    if np.dtype(wide) not in INEXACT:
+        return
+    out, blocks = np.full((40, 70), -0.0, wide), np.zeros((9, 6, 7), narrow)
+    positions = np.random.default_rng(0).integers(-3, 60, (9, 2))
+    window = np.full((6, 7), -1, wide)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions, window=window)
+    for variant in variants("add_blocks"):
+        _, arrays = run(Call("add_blocks", out, (blocks, positions), {"window": window}), variant)
+        if variant != "atomic":
+            assert_same_bits(arrays.result, want, variant)
