@@ -1,4 +1,4 @@
-"""What no block covers: said beforehand, refused in an average or filled, and covered by blocks beyond the end."""
+"""What no block covers, and what blocks take outside of an array: refused or filled, and as `numpy.pad` has it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from cases import assert_same_bits, values
 from executors import Call, run
-from test_kinds import KINDS, kinds
+from test_kinds import KINDS, every_kind, kinds
 
 import gpufold
-from gpufold.calls import Unsupported
+from gpufold.calls import MODES, Unsupported
 from gpufold.geometry import over_the_end
 from gpufold.operations import variants
 
@@ -43,49 +43,69 @@ def coverage(size, block, strides, last):
     return counts
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_blocks_that_hang_over_are_those_of_a_padded_array(first):
-    for seed in range(first, first + 50):
+@every_kind
+@pytest.mark.parametrize("mode", MODES)
+def test_beyond_the_end_is_what_a_padded_array_has(kind, mode):
+    it, lasts = KINDS[kind], set()
+    for seed in range(12):
+        rng, lead, size, block, strides = random_case(seed)
+        dtype = rng.choice(["float32", "int8", "complex64"])
+        array = values((*lead, *size), dtype, seed)
+        window = None if dtype == "int8" else values(block, "float32", seed + 1)
+        for last in ("drop", "over") if all(map(int.__le__, block, size)) else ("over",):
+            whole = padded(array, size, block, strides, mode) if last == "over" else array
+            lasts.add((last, whole.shape == array.shape))
+            want = gpufold.array_to_blocks(whole, block, strides=strides, window=window)
+            if mode == "constant" and last == "over":  # zero, whatever the weight
+                ones = padded(np.ones(array.shape, bool), size, block, strides, mode)
+                want[~gpufold.array_to_blocks(ones, block, strides=strides)] = 0
+            weights = window if window is None or kind == "dask" else it.to(window)
+            got = gpufold.array_to_blocks(it.to(array), block, strides=strides, window=weights, last=last, mode=mode)
+            assert_same_bits(np.ascontiguousarray(it.back(got)), want, f"seed {seed}, {last}")
+    assert len(lasts) == 3, "drop, and over with and without blocks beyond the end"
+
+
+def test_a_result_is_written_into_out_and_an_array_is_described():
+    array = np.arange(5.0)
+    out = np.full((3, 2), np.nan)
+    assert gpufold.array_to_blocks(array, (2,), strides=2, last="over", mode="symmetric", out=out) is out
+    np.testing.assert_array_equal(out, [[0, 1], [2, 3], [4, 4]])
+    options = {"strides": 2, "last": "over", "mode": "wrap"}
+    assert gpufold.explain("array_to_blocks", array, (2,), **options).plan == (
+        gpufold.explain("array_to_blocks", np.arange(6.0), (2,), strides=2).plan
+    )
+
+
+def test_blocks_that_hang_over_are_put_together_as_those_of_a_padded_array():
+    for seed in range(200):
         _, lead, size, block, strides = random_case(seed)
         array = values((*lead, *size), np.float32, seed)
-        whole = padded(array, size, block, strides)
         blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
-        assert_same_bits(blocks, gpufold.array_to_blocks(whole, block, strides=strides), f"seed {seed}")
-        inside = (..., *map(slice, size))
-        want = gpufold.blocks_to_array(blocks, whole.shape, block, strides=strides)[inside]
+        shape = padded(array, size, block, strides).shape
+        want = gpufold.blocks_to_array(blocks, shape, block, strides=strides)[(..., *map(slice, size))]
         got = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, last="over")
         assert_same_bits(got, want, f"seed {seed}")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "least_squares"])
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_an_average_of_what_is_not_covered_is_refused_or_filled(first, reduction):
-    for seed in range(first, first + 50):
+def test_an_average_of_what_is_not_covered_is_refused_or_filled(reduction):
+    for seed in range(200):
         rng, lead, size, block, strides = random_case(seed)
-        last = "over" if any(side > extent for side, extent in zip(block, size, strict=True)) else rng.choice(LASTS)
+        last = rng.choice(("drop", "over")) if all(map(int.__le__, block, size)) else "over"
         array = values((*lead, *size), np.float64, seed)
         blocks = gpufold.array_to_blocks(array, block, strides=strides, last=last)
+        options = {"strides": strides, "reduction": reduction, "last": last}
+        stitched = partial(gpufold.blocks_to_array, blocks, array.shape, block, **options)
         covered = coverage(size, block, strides, last) > 0
-
-        def stitched(last=last, blocks=blocks, shape=array.shape, block=block, strides=strides, **options):
-            return gpufold.blocks_to_array(
-                blocks, shape, block, strides=strides, reduction=reduction, last=last, **options
-            )
-
         if covered.all():
             np.testing.assert_allclose(stitched(), array, rtol=1e-14, err_msg=f"seed {seed}")
         else:
-            with pytest.raises(
-                ValueError,
-                match=r"got .* use blocks with (last='over' .*|smaller strides), or fill_value=0 to fill",
-            ):
+            said = r"got .* use blocks with (last='over' .*|smaller strides), or fill_value=0 to fill"
+            with pytest.raises(ValueError, match=said):
                 stitched()
         for fill_value in (0, 7, np.nan):
             want = np.where(covered, array, fill_value)
             np.testing.assert_allclose(stitched(fill_value=fill_value), want, rtol=1e-14, err_msg=f"seed {seed}")
-
-
-LASTS = ("drop", "over")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "least_squares"])
@@ -152,17 +172,6 @@ def test_what_lies_outside_is_the_same_in_every_array(mode, kind):
         assert type(got) is type(given)
 
 
-@pytest.mark.peer("torch")
-def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
-    import torch
-
-    array = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
-    positions, blocks = [(-5, 2), (1, -9), (7, 8)], partial(gpufold.take_blocks, block_shape=(3, 2), mode="reflect")
-    assert torch.autograd.gradcheck(lambda x: blocks(x, positions), (array,))
-    traced = torch.compile(lambda x: blocks(x, positions), backend="eager", fullgraph=True)
-    assert torch.equal(traced(array), blocks(array, positions))
-
-
 @kinds("numpy", "torch", "jax")
 def test_a_stitcher_shows_what_no_tile_covers(kind):
     it = KINDS[kind]
@@ -178,7 +187,7 @@ def test_a_stitcher_shows_what_no_tile_covers(kind):
 
 
 def put_back(blocks, like, block, strides, **options):
-    options = {"strides": strides, "reduction": "mean", "last": "over", "fill_value": 3, **options}
+    options = {"strides": strides, "reduction": "mean", "last": "over", "fill_value": 0, **options}
     return gpufold.blocks_to_array(blocks, like.shape, block, **options)
 
 
@@ -209,18 +218,43 @@ def test_arrays_of_every_kind_are_covered_alike(seed, kind):
     assert_same_bits(it.back(got), put_back(blocks, array, block, strides))
 
 
+def taken_and_put_back(array):
+    """Put back blocks of which some hang over the end, and between which there are gaps."""
+    return put_back(gpufold.array_to_blocks(array, (3, 2), strides=(3, 3), last="over"), array, (3, 2), (3, 3))
+
+
+BEYOND = [
+    taken_and_put_back,
+    partial(gpufold.take_blocks, positions=[(-5, 2), (1, -9), (7, 8)], block_shape=(3, 2), mode="reflect"),
+    *(
+        partial(gpufold.array_to_blocks, block_shape=(3, 4), strides=(2, 3), last="over", mode=mode)
+        for mode in MODES
+        if mode != "constant"
+    ),
+]
+"""Functions of an array whose blocks reach out of it."""
+
+
 @pytest.mark.peer("torch")
-@pytest.mark.parametrize("seed", range(12))
-def test_gradients_are_of_what_is_covered(seed):
+@pytest.mark.parametrize("function", BEYOND)
+def test_tensors_have_gradients_and_are_compiled(function):
     import torch
 
-    _, lead, size, block, strides = random_case(seed)
-    tensor = torch.rand(*lead, *size, requires_grad=True)
-    put_back(
-        gpufold.array_to_blocks(tensor, block, strides=strides, last="over"), tensor, block, strides
-    ).sum().backward()
-    covered = np.broadcast_to(coverage(size, block, strides, "over") > 0, tensor.shape)
-    np.testing.assert_allclose(tensor.grad, covered, rtol=1e-5)
+    tensor = torch.from_numpy(values((2, 4, 5), "float64")).requires_grad_()
+    assert torch.autograd.gradcheck(function, tensor)
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(tensor), function(tensor))
+
+
+@pytest.mark.peer("jax")
+@pytest.mark.parametrize("function", BEYOND)
+def test_jax_arrays_have_gradients_and_are_traced(function):
+    import jax
+    from jax.test_util import check_grads
+
+    array = jax.numpy.asarray(values((2, 4, 5), "float32"))
+    check_grads(lambda given: function(jax.numpy.asarray(given)), (array,), 2, rtol=1e-2, atol=1e-2)
+    assert_same_bits(np.asarray(jax.jit(jax.vmap(function))(array[None])[0]), np.asarray(function(array)))
 
 
 @pytest.mark.peer("torch")

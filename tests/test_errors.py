@@ -53,6 +53,17 @@ grid = call_of(gpufold.grid_positions, size=(5, 5), block_shape=2, strides=1)
 onnx = call_of(gpufold.onnx.col2im, input=np.ones((2, 12, 20)), image_shape=(5, 6), block_shape=(2, 2))
 mapping = call_of(gpufold.map_tiles, function=np.copy, array=PICTURE, block_shape=(2, 4), strides=(2, 3))
 TILE = {"output_shape": (8, 9), "block_shape": 4}
+stitching = call_of(gpufold.Stitcher, **TILE)
+DESCRIBED = {"operation": "col2im", "data": ((2, 12, 20), "f4"), "output_size": (5, 6), "kernel_size": (2, 2)}
+explaining = call_of(gpufold.explain, **DESCRIBED)
+
+OF_ONNX = (
+    "but image_shape=(5, 6), block_shape=(2, 2), strides=(1, 1), dilations=(1, 1), begins of pads=(0, 0), ends of "
+)
+OF_SHAPE, OF_KERNEL = (
+    f"use strides = {name} - overlap, or {name} * (1 - overlap) of a fraction"
+    for name in ("block_shape", "kernel_size")
+)
 
 
 INTEGERS = ("strides", "dilations", "pads_begin", "pads_end")
@@ -192,7 +203,30 @@ BAD_CALLS = [
     # --- an array of a foreign kind
     (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- names and variants that there are not
-    (columns(stride=2), TypeError, ["unexpected keyword 'stride'; did you mean 'strides'?"]),
+    *(
+        (make(**{word: 2}), TypeError, [f"unexpected keyword '{word}'; {answer}"])
+        for make, word, answer in (
+            (columns, "stride", "did you mean 'strides'?"),
+            (image, "padding", "use pads_begin and pads_end"),
+            (image, "rates", "did you mean 'dilations'?"),
+            (image, "overlap", OF_KERNEL),
+            (image, "kernel_sise", "did you mean 'kernel_size'?"),
+            (apart, "overlap", OF_SHAPE),
+            (apart, "pad", "use last='over', or numpy.pad before"),
+            (apart, "pads_begin", "use last='over', or numpy.pad before"),
+            (apart, "axes", "spatial axes are the last ones: use numpy.moveaxis before"),
+            (together, "block_strides", "did you mean 'strides'?"),
+            (together, "reductoin", "did you mean 'reduction'?"),
+            (batch, "crops", "use crops_begin and crops_end"),
+            (space, "paddings", "use pads_begin and pads_end"),
+            (taking, "padding_mode", "did you mean 'mode'?"),
+            (grid, "overlap", OF_SHAPE),
+            (mapping, "sw_batch_size", "did you mean 'batch'?"),
+            (stitching, "overlap", "overlap is that of positions: see grid_positions"),
+            (stitching, "roi_size", "did you mean 'block_shape'?"),
+            (onnx, "stride", "did you mean 'strides'?"),
+        )
+    ),
     *(
         (make(variant="quick"), ValueError, ["variant must be one of auto, ", "got 'quick'"])
         for make in (columns, image, batch, space, together, apart, adding, taking, averaging)
@@ -271,8 +305,11 @@ BAD_CALLS = [
         for last in ("shift", "even")
     ),
     (apart(last="pad"), ValueError, ["last must be one of"]),
-    (apart(last="drop", mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"]),
-    (apart(last="over", mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"]),
+    *(
+        (apart(last=last, mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"])
+        for last in ("drop", "over")
+    ),
+    (together(blocks=BLOCKS.astype("U1"), output_shape=(3, 5, 5), strides=1), TypeError, ["strings must not overlap"]),
     (
         apart(array=WEIGHT[:, :0], last="over", mode="edge"),
         ValueError,
@@ -409,11 +446,7 @@ BAD_CALLS = [
     (grid(size=(5.0,)), TypeError, ["size must be an integer or a sequence"]),
     (grid(strides="1"), TypeError, ["strides must be an integer or a sequence"]),
     (grid(size=8), TypeError, ["size must be a sequence", "got 8; write (8,"]),
-    (
-        (gpufold.Stitcher, TILE | {"output_shape": 8}),
-        TypeError,
-        ["output_shape must be a sequence", "got 8; write (8,"],
-    ),
+    (stitching(output_shape=8), TypeError, ["output_shape must be a sequence", "got 8; write (8,"]),
     (grid(size=()), ValueError, ["size must be a sequence with one integer per spatial axis, at least one"]),
     (grid(size=(5, 0)), ValueError, ["size must be at least 1 on every axis, got 0 on axis 1"]),
     (grid(block_shape=(2,)), ValueError, ["block_shape must have 2 values, one per axis of size"]),
@@ -458,12 +491,19 @@ BAD_CALLS = [
     (onnx(pads=(0, 0, 0, -1)), ValueError, ["ends of pads", "at least 0", "-1"]),
     (onnx(image_shape=(5.0, 6.0)), TypeError, ["image_shape", "integer", "5.0"]),
     (onnx(strides=(1,)), ValueError, ["strides", "2 values", "got 1"]),
+    (onnx(input=np.ones((1, 12, 5))), ValueError, ["input axis 2 must be the number of blocks, got 5", OF_ONNX]),
+    (onnx(variant="gather"), gpufold.Unsupported, ["variant 'gather' is a GPU kernel, but input is a numpy.ndarray"]),
     # --- numbers of threads, and operations
     *(
         ((gpufold.set_num_threads, {"count": bad}), error, ["count must be an integer of at least 1, got", repr(bad)])
         for bad, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), ("2", TypeError))
     ),
     ((gpufold.variants, {"operation": "fold"}), ValueError, ["operation must be one of col2im, ", "got 'fold'"]),
+    ((gpufold.variants, {"operation": "col2in"}), ValueError, ["got 'col2in'; did you mean 'col2im'?"]),
+    ((gpufold.warmup, DESCRIBED | {"operation": "fold"}), ValueError, ["operation must be one of", "got 'fold'"]),
+    (explaining(operation=gpufold.grid_positions), ValueError, ["operation must be one of", "got 'grid_positions'"]),
+    (explaining(device="K80"), ValueError, ["device must be one of A100, ", "T4, got 'K80'"]),
+    (explaining(data=(1, 8, 8)), TypeError, ["got (1, 8, 8); give the dtype too: ((1, 8, 8), 'float32')"]),
 ]
 
 
@@ -476,7 +516,6 @@ def is_of_any_kind(call):
     return bool(arrays) and not of_numpy and not in_memory and all(each.dtype in DTYPES for each in arrays)
 
 
-EXPLAINED = {"operation": "col2im", "data": ((2, 12, 20), "f4"), "output_size": (5, 6), "kernel_size": (2, 2)}
 OPTIONS = [
     *(
         (*make(), "variant", "auto")
@@ -490,10 +529,10 @@ OPTIONS = [
     (*taking(), "mode", "edge"),
     *((*grid(), "last", last) for last in ("even", "over", "drop")),
     (gpufold.variants, {}, "operation", "im2col"),
-    *((gpufold.Stitcher, TILE, *option) for option in (("reduction", "sum"), ("slabs", True))),
+    *((*stitching(), *option) for option in (("reduction", "sum"), ("slabs", True))),
     *((*onnx(), *option) for option in (("variant", "auto"), ("deterministic", True))),
     *(
-        (gpufold.explain, EXPLAINED, *option)
+        (*explaining(), *option)
         for option in (("operation", "col2im"), ("variant", "gather"), ("deterministic", True), ("reduction", "mean"))
     ),
 ]

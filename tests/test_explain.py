@@ -4,52 +4,54 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fronts import RIGHT
+from test_errors import BAD_CALLS, is_of_any_kind
 
 import gpufold
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import Device
 
 CALLS = {
-    "col2im": ((((2, 27, 64), "float32"), (8, 8), (3, 3)), {"pads_begin": 1, "pads_end": 1}),
-    "im2col": ((((2, 3, 8, 8), "float32"), (3, 3)), {"pads_begin": 1, "pads_end": 1}),
-    "batch_to_space": ((((8, 5, 6), "float32"), (1, 2, 2)), {"crops_begin": (0, 1, 0), "crops_end": (0, 0, 2)}),
-    "space_to_batch": ((((2, 9, 10), "float32"), (1, 2, 2)), {"pads_begin": (0, 1, 0), "pads_end": (0, 0, 2)}),
-    "blocks_to_array": ((((8, 4, 4, 7, 7), "float32"), (8, 10, 10), (7, 7)), {"strides": 1}),
-    "array_to_blocks": ((((25, 26), "float32"), (7, 7)), {"strides": 1}),
-    "add_blocks": ((((3, 51, 52), "float32"), ((40, 3, 9, 6), "float32"), ((40, 2), "int64")), {}),
-    "take_blocks": ((((3, 51, 52), "float32"), ((40, 2), "int64"), (9, 6)), {}),
-    "average": ((((2, 9), "float32"), ((9,), "float32")), {}),
+    name: {each: np.asarray(value) if each == "positions" else value for each, value in call.items()}
+    for name, call in RIGHT.items()
 }
-"""Arguments, arrays as their shape and dtype, and options."""
+ARRAYS = {each for call in CALLS.values() for each, value in call.items() if isinstance(value, np.ndarray)}
 
 
-def in_memory(arguments):
-    """The same arguments with arrays of zeros."""
-    return [np.zeros(*each) if isinstance(each, tuple) and isinstance(each[-1], str) else each for each in arguments]
+def described(call):
+    """The same arguments with arrays as their shape and dtype."""
+    return {each: (value.shape, value.dtype) if each in ARRAYS else value for each, value in call.items()}
+
+
+def explained(operation, call, **options):
+    """The plan of a call, and of the others why they are not taken."""
+    (_, data), *others = call.items()
+    return gpufold.explain(operation, data, **dict(others), **options)
 
 
 @pytest.mark.parametrize("operation", CALLS)
 def test_every_variant_is_taken_or_has_its_reason(operation):
-    arguments, options = CALLS[operation]
-    why, given = gpufold.explain(operation, *arguments, **options), in_memory(arguments)
+    call = CALLS[operation]
+    why = explained(operation, described(call))
     assert {why.plan.variant, *why.alternatives} == set(gpufold.variants(operation))
     assert why.plan.operation == operation
     assert all(len(reason) > 10 for reason in (why.plan.reason, *why.alternatives.values()))
-    result = getattr(gpufold, operation)(*given, **options)
-    arrays = sum(each.nbytes for each in given if isinstance(each, np.ndarray))
+    result = getattr(gpufold, operation)(**call)
+    arrays = sum(each.nbytes for each in call.values() if isinstance(each, np.ndarray))
     assert result.nbytes < why.plan.bytes_moved <= result.nbytes + arrays
     for word in (operation, why.plan.variant, why.plan.source, f"{why.plan.bytes_moved:,} bytes"):
         assert word in str(why)
 
 
 @pytest.mark.parametrize("operation", CALLS)
-def test_an_array_stands_for_one_on_the_gpu(operation):
-    arguments, options = CALLS[operation]
-    described = gpufold.explain(operation, *arguments, **options)
-    data, *others = in_memory(arguments)
-    assert gpufold.explain(operation, data, *others, **options).plan == described.plan
+def test_an_array_stands_for_one_on_the_gpu_and_a_function_for_its_name(operation):
+    call = CALLS[operation]
+    plan = explained(operation, described(call)).plan
+    assert explained(operation, call).plan == plan
+    assert explained(getattr(gpufold, operation), call).plan == plan
+    first, data = next(iter(call.items()))
     turned = np.zeros(data.shape[::-1], data.dtype).T
-    assert gpufold.explain(operation, turned, *others, **options).plan.parameters != described.plan.parameters
+    assert explained(operation, call | {first: turned}).plan.parameters != plan.parameters
 
 
 ADDED = ((3, 512, 512), "float32"), ((40, 3, 96, 96), "float32"), ((40, 2), "int64")
@@ -93,46 +95,47 @@ def test_dtypes_of_one_size_share_a_kernel_where_elements_are_moved():
 
 
 def test_a_variant_can_be_asked_for_and_a_device_given():
-    arguments, options = CALLS["col2im"]
-    why = gpufold.explain("col2im", *arguments, variant="atomic", **options)
-    assert why.plan.variant == "atomic"
-    small = Device("small", (7, 5), multiprocessors=1)
-    assert gpufold.explain("col2im", *arguments, device=small, **options).plan
-
-
-def test_a_device_can_be_given_by_name():
-    arguments, options = CALLS["col2im"]
+    call = CALLS["col2im"]
+    assert explained("col2im", call, variant="atomic").plan.variant == "atomic"
+    assert explained("col2im", call, device=Device("small", (7, 5), multiprocessors=1)).plan
     for name, device in DEVICES.items():
-        named, described = (
-            gpufold.explain("col2im", *arguments, device=given, **options) for given in (name.lower(), device)
-        )
-        assert named.plan == described.plan
+        named, given = (explained("col2im", call, device=each) for each in (name.lower(), device))
+        assert named.plan == given.plan
         assert named.device == device.name
-    with pytest.raises(ValueError, match=r"device must be one of A100, .*T4, got 'K80'"):
-        gpufold.explain("col2im", *arguments, device="K80", **options)
+
+
+OF_SIZES = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "batch_to_space", "space_to_batch")
+
+
+@pytest.mark.parametrize("arrays", [lambda call: call, described], ids=["arrays", "described"])
+def test_errors_are_those_of_the_call(arrays):
+    """Except for results that have no memory, for nothing is computed, and what NumPy makes windows of."""
+    for call in BAD_CALLS:
+        (function, arguments), error, facts = call
+        fits = "bytes" not in facts and not isinstance(arguments.get("window"), str)
+        if fits and function.__name__ in OF_SIZES and is_of_any_kind(call):
+            with pytest.raises(error) as of_call:
+                function(**arguments)
+            with pytest.raises(error) as of_plan:
+                explained(function, arrays(arguments))
+            assert str(of_plan.value) == str(of_call.value)
 
 
 @pytest.mark.parametrize(
-    ("error", "match", "operation", "arguments", "options"),
+    ("error", "match", "call"),
     [
-        (ValueError, r"col2im: data axis 2 must be the number of blocks, got 63", "col2im",
-         (((2, 27, 63), "float32"), (8, 8), (3, 3)), {"pads_begin": 1, "pads_end": 1}),
-        (TypeError, "datetime64", "im2col", (((2, 3, 8, 8), "M8[s]"), (3, 3)), {}),
-        (ValueError, r"^explain: operation must be one of", "fold", (((2, 3), "float32"),), {}),
-        (ValueError, "no element", "im2col", (((0, 3, 8, 8), "float32"), (3, 3)), {}),
-        (ValueError, "variant must be one of auto, ", "im2col", (((1, 3, 8, 8), "float32"), (3, 3)), {"variant": "no"}),
-        (TypeError, "unexpected keyword 'window'; the arguments are data, block_shape,", "batch_to_space",
-         (((4, 2, 2), "int8"), (1, 2, 2)), {"window": None}),
-        (ValueError, "add_blocks: blocks must be", "add_blocks", (*ADDED[:2], ((41, 2), "int64")), {}),
-        (TypeError, "add_blocks: array must have the result's dtype float64", "add_blocks",
-         (ADDED[0], ((40, 3, 96, 96), "float64"), ADDED[2]), {}),
-        (ValueError, "nothing is launched", "add_blocks", (ADDED[0], ((0, 3, 9, 9), "float32"), ((0, 2), "int64")), {}),
-        (ValueError, "take_blocks: array must be", "take_blocks", (ADDED[0], ((40, 4), "int64"), 9), {}),
+        (TypeError, "datetime64", ("im2col", ((2, 3, 8, 8), "M8[s]"), (3, 3))),
+        (ValueError, "no element", ("im2col", ((0, 3, 8, 8), "float32"), (3, 3))),
+        (ValueError, "add_blocks: blocks must be", ("add_blocks", *ADDED[:2], ((41, 2), "int64"))),
+        (TypeError, "add_blocks: array must have the result's dtype float64",
+         ("add_blocks", ADDED[0], ((40, 3, 96, 96), "float64"), ADDED[2])),
+        (ValueError, "nothing is launched", ("add_blocks", ADDED[0], ((0, 3, 9, 9), "float32"), ((0, 2), "int64"))),
+        (ValueError, "take_blocks: array must be", ("take_blocks", ADDED[0], ((40, 4), "int64"), 9)),
     ],
 )  # fmt: skip
-def test_errors_are_those_of_the_call(error, match, operation, arguments, options):
+def test_what_is_described_must_fit(error, match, call):
     with pytest.raises(error, match=match):
-        gpufold.explain(operation, *arguments, **options)
+        gpufold.explain(*call)
 
 
 def test_a_variant_is_refused_for_its_own_reason_and_not_for_one_of_another():
@@ -140,12 +143,3 @@ def test_a_variant_is_refused_for_its_own_reason_and_not_for_one_of_another():
     assert why["direct"] == "would serve: neighbouring threads take neighbouring blocks"
     assert why["packed"].startswith("would serve: each thread packs")
     assert why["words"] == "words needs a stride of 1 along the last axis, not 2"
-
-
-def test_a_function_stands_for_its_name():
-    described = (((8, 576, 2916), "float32"), (56, 56), (3, 3))
-    assert gpufold.explain(gpufold.col2im, *described) == gpufold.explain("col2im", *described)
-    with pytest.raises(ValueError, match=r"^explain: operation must be one of .*, got 'grid_positions'"):
-        gpufold.explain(gpufold.grid_positions, *described)
-    with pytest.raises(ValueError, match=r"^warmup: operation must be one of"):
-        gpufold.warmup("fold", *described)

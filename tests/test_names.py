@@ -15,13 +15,10 @@ from fronts import RIGHT
 import gpufold
 from gpufold.names import KEYWORD_ALIASES
 
-IMAGE, BLOCKS = np.zeros((1, 8, 8)), np.zeros((3, 4, 4))
-POSITIONS = [(0, 0)] * 3
-
 CALLS = {
     **{name: tuple(call.values()) for name, call in RIGHT.items()},
     "grid_positions": ((8, 8), 4),
-    "map_tiles": (np.negative, IMAGE, (4, 4)),
+    "map_tiles": (np.negative, np.zeros((1, 8, 8)), (4, 4)),
     "Stitcher": ((8, 8), 4),
 }
 FRONTS = ("dask", "jax", "onnx", "torch")
@@ -49,44 +46,6 @@ def test_a_name_from_elsewhere_is_answered_with_the_one_here(name):
         function(*arguments, qqq=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "answer"),
-    [
-        ("col2im", "stride", "did you mean 'strides'?"),
-        ("im2col", "padding", "use pads_begin and pads_end"),
-        ("im2col", "rates", "did you mean 'dilations'?"),
-        ("im2col", "overlap", "use strides = kernel_size - overlap, or kernel_size * (1 - overlap) of a fraction"),
-        ("im2col", "kernel_sise", "did you mean 'kernel_size'?"),
-        (
-            "array_to_blocks",
-            "overlap",
-            "use strides = block_shape - overlap, or block_shape * (1 - overlap) of a fraction",
-        ),
-        ("array_to_blocks", "pad", "use last='over', or numpy.pad before"),
-        ("array_to_blocks", "axes", "spatial axes are the last ones: use numpy.moveaxis before"),
-        ("blocks_to_array", "block_strides", "did you mean 'strides'?"),
-        ("blocks_to_array", "reductoin", "did you mean 'reduction'?"),
-        ("batch_to_space", "crops", "use crops_begin and crops_end"),
-        ("space_to_batch", "paddings", "use pads_begin and pads_end"),
-        ("take_blocks", "padding_mode", "did you mean 'mode'?"),
-        (
-            "grid_positions",
-            "overlap",
-            "use strides = block_shape - overlap, or block_shape * (1 - overlap) of a fraction",
-        ),
-        ("map_tiles", "sw_batch_size", "did you mean 'batch'?"),
-        ("Stitcher", "overlap", "overlap is that of positions: see grid_positions"),
-        ("array_to_blocks", "pads_begin", "use last='over', or numpy.pad before"),
-        ("Stitcher", "roi_size", "did you mean 'block_shape'?"),
-        ("onnx.col2im", "stride", "did you mean 'strides'?"),
-    ],
-)
-def test_names_of_torch_tensorflow_sigpy_and_monai(name, given, answer):
-    function = gpufold.onnx.col2im if name == "onnx.col2im" else getattr(gpufold, name)
-    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword '{given}'; {re.escape(answer)}$"):
-        function(*CALLS.get(name, ()), **{given: 2})
-
-
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("average", "Stitcher")])
 def test_what_is_no_size_of_the_result_is_given_by_name(name):
     """So that a block and its strides, or begins and ends, are not taken for each other."""
@@ -103,25 +62,10 @@ def test_what_is_no_size_of_the_result_is_given_by_name(name):
 def test_a_stitcher_answers_for_its_batches_too():
     stitcher = gpufold.Stitcher((8, 8), 4)
     with pytest.raises(TypeError, match=r"^Stitcher.add: unexpected keyword 'weight_map'; did you mean 'window'\?$"):
-        stitcher.add(BLOCKS, POSITIONS, weight_map=np.ones((4, 4)))
-    with pytest.raises(ValueError, match="no tile was added"):
-        stitcher.result()
+        stitcher.add(np.zeros((3, 4, 4)), [(0, 0)] * 3, weight_map=np.ones((4, 4)))
     assert repr(stitcher) == "Stitcher((8, 8), (4, 4), reduction='mean')"
     assert repr(gpufold.Stitcher((2, 9), 4, slabs=True)) == "Stitcher((2, 9), (4, 4), reduction='mean', slabs=True)"
     assert repr(gpufold.Stitcher((2, None), 4, reduction="sum")) == "Stitcher((2, None), (4,), reduction='sum')"
-
-
-def test_plans_answer_too():
-    with pytest.raises(TypeError, match=r"^im2col: unexpected keyword 'stride'; did you mean 'strides'\?$"):
-        gpufold.explain("im2col", IMAGE, (3, 3), stride=1)
-    with pytest.raises(
-        TypeError, match=r"^explain: .*, got \(1, 8, 8\); give the dtype too: \(\(1, 8, 8\), 'float32'\)$"
-    ):
-        gpufold.explain("im2col", (1, 8, 8), (3, 3))
-    with pytest.raises(
-        ValueError, match=r"^variants: operation must be one of .*, got 'col2in'; did you mean 'col2im'\?$"
-    ):
-        gpufold.variants("col2in")
 
 
 @pytest.mark.parametrize("front", [pytest.param(name, marks=pytest.mark.peer(name)) for name in FRONTS])
@@ -151,17 +95,6 @@ def test_functions_by_the_names_of_torch_answer_in_these():
         ValueError, match=r"^unfold: .* on spatial axis 0 \(input axis 2\): the input's size 2 \+ padding 0"
     ):
         gpufold.torch.unfold(torch.ones(1, 1, 2, 2), 3)
-
-
-def test_the_function_of_onnx_errs_by_its_names():
-    with pytest.raises(
-        ValueError,
-        match=r"^onnx.col2im: input axis 2 must be the number of blocks, got 5 .* but image_shape=\(3, 3\), "
-        r"block_shape=\(2, 2\), strides=\(1, 1\), dilations=\(1, 1\), begins of pads=\(0, 0\), ends of pads=\(0, 0\) ",
-    ):
-        gpufold.onnx.col2im(np.ones((1, 4, 5)), [3, 3], [2, 2])
-    with pytest.raises(gpufold.Unsupported, match=r"^onnx.col2im: variant 'gather' is a GPU kernel, but input is a nu"):
-        gpufold.onnx.col2im(np.ones((1, 4, 4)), [3, 3], [2, 2], variant="gather")
 
 
 @pytest.mark.parametrize("name", ["batch_to_space", "space_to_batch"])
@@ -194,13 +127,6 @@ def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(
         TypeError, match=rf"^{name}: {margin}_end must have 4 values, one per axis of data, .*, got 1; "
     ):
         function(data, (1, 2, 2, 1), **{f"{margin}_end": 1})  # which would crop or pad channels too
-
-
-def test_an_integer_is_a_block_on_every_axis_that_is_known():
-    image = np.arange(35.0).reshape(5, 7)
-    blocks = gpufold.array_to_blocks(image, 3, strides=2)
-    np.testing.assert_array_equal(blocks, gpufold.array_to_blocks(image, (3, 3), strides=2))
-    np.testing.assert_array_equal(gpufold.blocks_to_array(blocks, (5, 7), 3, strides=2, reduction="mean"), image)
 
 
 def test_an_image_with_its_channels_last_is_asked_about():

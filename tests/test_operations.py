@@ -195,6 +195,10 @@ def test_sizes_may_be_anything_that_counts():
     for size in ([4, 4], np.array([4, 4]), np.array([4, 4], np.uint8), (np.int64(4), True + 3), range(4, 5)):
         size = tuple(size) * 2 if len(size) == 1 else size
         assert_same_bits(gpufold.col2im(columns, size, [2, np.int8(2)], strides=np.array(1)), want)
+    for block in (2, np.int64(2), [2, 2]):  # an integer is a block on every axis that is known
+        blocks = gpufold.array_to_blocks(want[0], block)
+        assert_same_bits(blocks, gpufold.array_to_blocks(want[0], (2, 2)))
+        assert_same_bits(gpufold.blocks_to_array(blocks, (4, 4), block, reduction="mean"), want[0])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ wrong dress. Everything is drawn as code, so that a failure shows the call as on
 from __future__ import annotations
 
 import array  # noqa: F401  in drawn code
+import ast
 import enum
 import importlib
 import itertools  # noqa: F401  in drawn code
@@ -16,7 +17,7 @@ from contextlib import _GeneratorContextManager, contextmanager, nullcontext, su
 from copy import deepcopy
 from decimal import Decimal  # noqa: F401  in drawn code
 from fractions import Fraction  # noqa: F401  in drawn code
-from functools import partial
+from functools import cache, partial
 from math import prod
 
 import numpy as np
@@ -41,7 +42,6 @@ FRONTS = (
 
 DRAWS, MANY, ROOM = 2_000, 60_000, 1 << 30
 """Calls in the usual run and in the longer one; bytes that a call may allocate: what is larger has no memory."""
-
 
 THEIRS = (np.copy, np.negative)
 """The functions of a caller that `map_tiles` is given where they are right."""
@@ -128,208 +128,109 @@ DRESSED = {
     kind: [each for line in text.strip().splitlines() for each in line.split("  ")] for kind, text in DRESSES.items()
 }
 
-F4 = "np.ones({},'f4')".format
-COL2IM = {"output_size": "(5,6)", "kernel_size": "(2,2)"}
-STEPS = {"strides": "(1,1)", "dilations": "(1,1)", "pads_begin": "(0,0)", "pads_end": "(0,0)"}
-CHOICE = {"variant": "'auto'", "deterministic": "True"}
-FUSED = {"reduction": "'mean'", "window": F4("(2,2)"), "dtype": "'f4'", "accumulate": "False"}
-POSITIONS = "np.array([(0,0),(3,-1)])"
+CALLS = """
+gpufold.col2im(data=np.ones((2, 12, 20), "f4"), output_size=(5, 6), kernel_size=(2, 2), strides=(1, 1),
+    dilations=(1, 1), pads_begin=(0, 0), pads_end=(0, 0), reduction="mean", window=np.ones((2, 2), "f4"), dtype="f4",
+    accumulate=False, out=np.ones((2, 3, 5, 6), "f4"), variant="auto", deterministic=True)
+gpufold.im2col(image=np.ones((2, 3, 5, 6), "f4"), kernel_size=(2, 2), strides=(1, 1), dilations=(1, 1),
+    pads_begin=(0, 0), pads_end=(0, 0), window=np.ones((2, 2), "f4"), out=np.ones((2, 12, 20), "f4"), variant="auto")
+gpufold.array_to_blocks(array=np.ones((3, 8, 9), "f4"), block_shape=(2, 3), strides=(2, 3),
+    window=np.ones((2, 3), "f4"), last="over", out=np.ones((3, 4, 3, 2, 3), "f4"), variant="auto")
+gpufold.blocks_to_array(blocks=np.ones((3, 4, 4, 2, 2), "f4"), output_shape=(3, 8, 8), block_shape=(2, 2),
+    strides=(2, 2), reduction="mean", window=np.ones((2, 2), "f4"), dtype="f4", accumulate=False, last="over",
+    fill_value=0, out=np.ones((3, 8, 8), "f4"), variant="auto", deterministic=True)
+gpufold.batch_to_space(data=np.ones((12, 4, 5), "f4"), block_shape=(1, 2, 3), crops_begin=(0, 1, 0),
+    crops_end=(0, 0, 2), out=np.ones((2, 7, 13), "f4"), variant="auto")
+gpufold.space_to_batch(data=np.ones((2, 7, 13), "f4"), block_shape=(1, 2, 3), pads_begin=(0, 1, 0),
+    pads_end=(0, 0, 2), out=np.ones((12, 4, 5), "f4"), variant="auto")
+gpufold.add_blocks(array=np.ones((3, 8, 9), "f4"), blocks=np.ones((2, 3, 2, 2), "f4"),
+    positions=np.array([(0, 0), (3, -1)]), window=np.ones((2, 2), "f4"), weights=np.ones(2, "f4"), variant="auto",
+    deterministic=True, out=np.ones((3, 8, 9), "f4"))
+gpufold.add_blocks_(array=np.ones((3, 8, 9), "f4"), blocks=np.ones((2, 3, 2, 2), "f4"),
+    positions=np.array([(0, 0), (3, -1)]), window=np.ones((2, 2), "f4"), weights=np.ones(2, "f4"), variant="auto",
+    deterministic=True, weight_out=np.ones((8, 9), "f4"))
+gpufold.take_blocks(array=np.ones((3, 8, 9), "f4"), positions=np.array([(0, 0), (3, -1)]), block_shape=(2, 2),
+    window=np.ones((2, 2), "f4"), mode="constant", out=np.ones((2, 3, 2, 2), "f4"), variant="auto")
+gpufold.average(numerator=np.ones((3, 8, 9), "f4"), weight=np.ones((8, 9), "f4"), out=np.ones((3, 8, 9), "f4"),
+    variant="auto")
+gpufold.grid_positions(size=(8, 9), block_shape=(2, 3), strides=(2, 2), last="shift")
+gpufold.Stitcher(output_shape=(3, 8, 9), block_shape=(2, 2), window=np.ones((2, 2), "f4"), reduction="mean",
+    slabs=False)
+stitcher.add(blocks=np.ones((2, 3, 2, 2), "f4"), positions=np.array([(3, -1), (4, 2)]),
+    window=np.ones((2, 2), "f4"), weights=np.ones(2, "f4"))
+gpufold.map_tiles(function=np.copy, array=np.ones((3, 8, 9), "f4"), block_shape=(2, 4), strides=(2, 3),
+    window=np.ones((2, 4), "f4"), batch=2, last="shift", mode="edge", reduction="mean", fill_value=0,
+    finish=np.negative, out=np.ones((3, 8, 9), "f4"), resume=None)
+gpufold.set_num_threads(count=2)
+gpufold.autotune(timeout=1.0)
+gpufold.variants(operation="col2im")
+gpufold.explain(operation="col2im", data=((2, 12, 20), "f4"), output_size=(5, 6), kernel_size=(2, 2), strides=(1, 1),
+    dilations=(1, 1), pads_begin=(0, 0), pads_end=(0, 0), reduction="mean", window=np.ones((2, 2), "f4"), dtype="f4",
+    accumulate=False, variant="auto", deterministic=True, device="A100")
+gpufold.explain(operation="add_blocks", data=((3, 8, 9), "f4"), blocks=np.ones((2, 3, 2, 2), "f4"),
+    positions=((2, 2), "i8"), window=np.ones((2, 2), "f4"), weight_out=((8, 9), "f4"), variant="auto",
+    deterministic=True)
+gpufold.warmup(operation="col2im", data=((2, 12, 20), "f4"), output_size=(5, 6), kernel_size=(2, 2), strides=(1, 1),
+    pads_begin=(0, 0), reduction="mean", window=np.ones((2, 2), "f4"), dtype="f4", accumulate=False, variant="auto")
+gpufold.onnx.col2im(input=np.ones((2, 12, 20), "f4"), image_shape=(5, 6), block_shape=(2, 2), dilations=(1, 1),
+    pads=(0, 0, 0, 0), strides=(1, 1), out=np.ones((2, 3, 5, 6), "f4"), variant="auto", deterministic=True)
+"""
+OF_TORCH = """
+gpufold.torch.fold(input=torch.ones(2, 12, 20), output_size=(5, 6), kernel_size=(2, 2), dilation=(1, 1),
+    padding=(0, 0), stride=(1, 1), window=torch.ones(2, 2), reduction="mean", fill_value=0)
+gpufold.torch.unfold(input=torch.ones(2, 3, 5, 6), kernel_size=(2, 2), dilation=(1, 1), padding=(0, 0), stride=(1, 1),
+    window=torch.ones(2, 2))
+gpufold.torch.Fold(output_size=(5, 6), kernel_size=(2, 2), dilation=(1, 1), padding=(0, 0), stride=(1, 1),
+    window=torch.ones(2, 2), reduction="mean", fill_value=0)
+gpufold.torch.Unfold(kernel_size=(2, 2), dilation=(1, 1), padding=(0, 0), stride=(1, 1), window=torch.ones(2, 2))
+"""
+OF_DASK = """
+gpufold.dask.stitch(blocks=da.from_array(np.ones((2, 3, 2, 2), "f4")), positions=np.array([(3, -1), (4, 2)]),
+    output_shape=(3, 8, 9), window=np.ones((2, 2), "f4"), reduction="mean", chunks=(4, 9))
+"""
 
-ADDITION = {
-    "array": F4("(3,8,9)"),
-    "blocks": F4("(2,3,2,2)"),
-    "positions": POSITIONS,
-    "window": F4("(2,2)"),
-    "weights": F4("2"),
-    **CHOICE,
-}
-NUMPY = {
-    "gpufold.col2im": {"data": F4("(2,12,20)"), **COL2IM, **STEPS, **FUSED, "out": F4("(2,3,5,6)"), **CHOICE},
-    "gpufold.im2col": {
-        "image": F4("(2,3,5,6)"),
-        "kernel_size": "(2,2)",
-        **STEPS,
-        "window": F4("(2,2)"),
-        "out": F4("(2,12,20)"),
-        "variant": "'auto'",
-    },
-    "gpufold.array_to_blocks": {
-        "array": F4("(3,8,9)"),
-        "block_shape": "(2,3)",
-        "strides": "(2,3)",
-        "window": F4("(2,3)"),
-        "last": "'over'",
-        "out": F4("(3,4,3,2,3)"),
-        "variant": "'auto'",
-    },
-    "gpufold.blocks_to_array": {
-        "blocks": F4("(3,4,4,2,2)"),
-        "output_shape": "(3,8,8)",
-        "block_shape": "(2,2)",
-        "strides": "(2,2)",
-        **FUSED,
-        "last": "'over'",
-        "fill_value": "0",
-        "out": F4("(3,8,8)"),
-        **CHOICE,
-    },
-    "gpufold.batch_to_space": {
-        "data": F4("(12,4,5)"),
-        "block_shape": "(1,2,3)",
-        "crops_begin": "(0,1,0)",
-        "crops_end": "(0,0,2)",
-        "out": F4("(2,7,13)"),
-        "variant": "'auto'",
-    },
-    "gpufold.space_to_batch": {
-        "data": F4("(2,7,13)"),
-        "block_shape": "(1,2,3)",
-        "pads_begin": "(0,1,0)",
-        "pads_end": "(0,0,2)",
-        "out": F4("(12,4,5)"),
-        "variant": "'auto'",
-    },
-    "gpufold.add_blocks": ADDITION | {"out": F4("(3,8,9)")},
-    "gpufold.add_blocks_": ADDITION | {"weight_out": F4("(8,9)")},
-    "gpufold.take_blocks": {
-        "array": F4("(3,8,9)"),
-        "positions": POSITIONS,
-        "block_shape": "(2,2)",
-        "window": F4("(2,2)"),
-        "mode": "'constant'",
-        "out": F4("(2,3,2,2)"),
-        "variant": "'auto'",
-    },
-    "gpufold.average": {
-        "numerator": F4("(3,8,9)"),
-        "weight": F4("(8,9)"),
-        "out": F4("(3,8,9)"),
-        "variant": "'auto'",
-    },
-    "gpufold.grid_positions": {"size": "(8,9)", "block_shape": "(2,3)", "strides": "(2,2)", "last": "'shift'"},
-    "gpufold.Stitcher": {
-        "output_shape": "(3,8,9)",
-        "block_shape": "(2,2)",
-        "window": F4("(2,2)"),
-        "reduction": "'mean'",
-        "slabs": "False",
-    },
-    "stitcher.add": {
-        "blocks": F4("(2,3,2,2)"),
-        "positions": "np.array([(3,-1),(4,2)])",
-        "window": F4("(2,2)"),
-        "weights": F4("2"),
-    },
-    "gpufold.map_tiles": {
-        "function": "np.copy",
-        "array": F4("(3,8,9)"),
-        "block_shape": "(2,4)",
-        "strides": "(2,3)",
-        "window": F4("(2,4)"),
-        "batch": "2",
-        "last": "'shift'",
-        "mode": "'edge'",
-        "reduction": "'mean'",
-        "fill_value": "0",
-        "finish": "np.negative",
-        "out": F4("(3,8,9)"),
-        "resume": "None",
-    },
-    "gpufold.set_num_threads": {"count": "2"},
-    "gpufold.autotune": {"timeout": "1.0"},
-    "gpufold.variants": {"operation": "'col2im'"},
-    "gpufold.explain": {
-        "operation": "'col2im'",
-        "data": "((2,12,20),'f4')",
-        **COL2IM,
-        **STEPS,
-        **FUSED,
-        **CHOICE,
-        "device": "'A100'",
-    },
-    "gpufold.explain ": {
-        "operation": "'add_blocks'",
-        "data": "((3,8,9),'f4')",
-        "blocks": F4("(2,3,2,2)"),
-        "positions": "((2,2),'i8')",
-        "window": F4("(2,2)"),
-        "weight_out": "((8,9),'f4')",
-        **CHOICE,
-    },
-    "gpufold.onnx.col2im": {
-        "input": F4("(2,12,20)"),
-        "image_shape": "(5,6)",
-        "block_shape": "(2,2)",
-        "dilations": "(1,1)",
-        "pads": "(0,0,0,0)",
-        "strides": "(1,1)",
-        "out": F4("(2,3,5,6)"),
-        **CHOICE,
-    },
-}
-NUMPY["gpufold.warmup"] = {each: value for each, value in NUMPY["gpufold.explain"].items() if each != "device"}
+
+def calls_in(text):
+    """Return the functions that a text calls, each with its arguments by name, as code."""
+    calls = [each.value for each in ast.parse(text).body]
+    return [(ast.unparse(call.func), {each.arg: ast.unparse(each.value) for each in call.keywords}) for call in calls]
 
 
 NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks", "take_blocks", "average")
 NAMES += ("batch_to_space", "space_to_batch")
-IN_TORCH = {"kernel_size": "(2,2)", "dilation": "(1,1)", "padding": "(0,0)", "stride": "(1,1)"}
-WINDOW = {"window": "torch.ones(2,2)"}
-FOLD = {"output_size": "(5,6)", **IN_TORCH, **WINDOW, "reduction": "'mean'", "fill_value": "0"}
-FOLDS = {
-    "gpufold.torch.fold": {"input": "torch.ones(2,12,20)", **FOLD},
-    "gpufold.torch.unfold": {"input": "torch.ones(2,3,5,6)", **IN_TORCH, **WINDOW},
-    "gpufold.torch.Fold": FOLD,
-    "gpufold.torch.Unfold": IN_TORCH | WINDOW,
-}
-OF_CHUNKS = ("window", "weights")
-"""Of the library of a dask array's chunks."""
 
 
-def calls_of(front, make, without, names=NAMES, kept=()):
+def calls_of(front, make, *without, names=NAMES, kept=()):
     """Return calls of a front's functions: those of NumPy, of its own arrays and without some arguments."""
-    return {
-        f"{front}.{name}": {
-            each: make.format(value) if value.startswith("np.ones") and each not in kept else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in without
-        }
+    return [
+        (
+            f"{front}.{name}",
+            {
+                each: make.format(value) if value.startswith("np.ones") and each not in kept else value
+                for each, value in call.items()
+                if each not in ("out", "accumulate", "weight_out", *without)
+            },
+        )
         for name in names
-    }
+        for function, call in calls_in(CALLS)
+        if function == f"gpufold.{name}"
+    ]
 
 
 TORCH, DASK, JAX = "gpufold.torch", "gpufold.dask", "gpufold.jax"
-STITCHED = {
-    "blocks": "da.from_array(np.ones((2,3,2,2),'f4'))",
-    "positions": "np.array([(3,-1),(4,2)])",
-    "output_shape": "(3,8,9)",
-    "window": F4("(2,2)"),
-    "reduction": "'mean'",
-    "chunks": "(4,9)",
-}
-IN_PLACE = ("out", "accumulate", "weight_out")
+OF_CHUNKS = ("window", "weights")
+"""Of the library of a dask array's chunks."""
 TABLE = {
-    "gpufold": NUMPY,
-    TORCH: FOLDS | calls_of(TORCH, "torch.from_numpy({})", (*IN_PLACE, "dtype"), (*NAMES, "add_blocks_")),
-    DASK: {"gpufold.dask.stitch": STITCHED} | calls_of(DASK, "da.from_array({})", IN_PLACE, kept=OF_CHUNKS),
-    JAX: calls_of(JAX, "jnp.asarray({})", IN_PLACE),
+    "gpufold": calls_in(CALLS),
+    TORCH: calls_in(OF_TORCH) + calls_of(TORCH, "torch.from_numpy({})", "dtype", names=(*NAMES, "add_blocks_")),
+    DASK: calls_in(OF_DASK) + calls_of(DASK, "da.from_array({})", kept=OF_CHUNKS),
+    JAX: calls_of(JAX, "jnp.asarray({})"),
 }
 
-REQUIRED = frozenset(
-    {
-        "data",
-        "image",
-        "array",
-        "blocks",
-        "positions",
-        "numerator",
-        "weight",
-        "input",
-        "operation",
-        "size",
-        "count",
-    }
-    | {"output_size", "output_shape", "image_shape", "kernel_size", "block_shape", "strides"}
-)
+REQUIRED = {
+    *("data", "image", "array", "blocks", "positions", "numerator", "weight", "input", "operation", "size", "count"),
+    *("output_size", "output_shape", "image_shape", "kernel_size", "block_shape", "strides"),
+}
 """Arguments that a call keeps; others come and go."""
 
 RESULTS = {
@@ -372,7 +273,7 @@ class Drawn:
 
 def begins_well(name, message, arguments):
     """Return whether a message begins with a function's name, `name: ` or, in Python's own words, `name() `."""
-    *_, last = name.strip().split(".")
+    *_, last = name.split(".")
     known = {"add": ["Stitcher.add"]}.get(last, [last, f"{last}.__init__"])
     if name == "gpufold.onnx.col2im":
         known.append("onnx.col2im")
@@ -440,8 +341,8 @@ def what_is_wrong(call, names, stitcher):
     other = [name for name, value in arguments.items() if not is_what_it_seems(name, value)]
     if other:
         return f"takes {other[0]} for what it is not"
-    name = call.name.strip()
-    expected = RESULTS.get(name, names["kind"]) if name.rpartition(".")[2].islower() else eval(name, names)
+    of_class = not call.name.rpartition(".")[2].islower()
+    expected = eval(call.name, names) if of_class else RESULTS.get(call.name, names["kind"])
     if type(result) is not expected and not (
         isinstance(result, expected) and any(result is value for value in arguments.values())
     ):
@@ -449,14 +350,10 @@ def what_is_wrong(call, names, stitcher):
     return None
 
 
-cached = {}
-
-
+@cache
 def compiled(code):
     """Return an expression compiled, which takes longer than it runs."""
-    if code not in cached:
-        cached[code] = compile(code, "<drawn>", "eval")
-    return cached[code]
+    return compile(code, "<drawn>", "eval")
 
 
 @contextmanager
@@ -497,13 +394,12 @@ def names_of(front):
 
 def failures_of(front, draws, seed):
     """Draw calls of a front; return those that fail, as code, each with what it did."""
-    rng, names = random.Random(seed), names_of(front)
-    table, failures = list(TABLE[front].items()), {}
+    rng, names, failures = random.Random(seed), names_of(front), {}
     with nullcontext() if front == "gpufold.jax" else little_memory(), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)  # JAX's, of 64 bits that it lacks
         for _ in range(draws):
-            call = Drawn(rng, *rng.choice(table))
+            call = Drawn(rng, *rng.choice(TABLE[front]))
             names["stitcher"] = None
             if call.name == "stitcher.add":
                 names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2), slabs=rng.random() < 0.5)
@@ -528,6 +424,6 @@ def test_a_wrong_call_says_so_and_leaves_everything_as_it_was(front, draws, tmp_
 def test_the_calls_work_with_the_right_arguments(front):
     names = names_of(front)
     names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2))
-    for name, call in TABLE[front].items():
+    for name, call in TABLE[front]:
         if name != "gpufold.warmup":
             eval(name, names)(**{each: eval(value, names) for each, value in call.items()})
