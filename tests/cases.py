@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from itertools import combinations, product
 from math import prod
 
 import definition
@@ -752,37 +751,3 @@ def garbage(shape, dtype):
 
 SANITIZED = pytest.param("sanitized", marks=pytest.mark.all)
 """The mode whose builds take longest, for --all; "observed" looks at bounds too."""
-
-
-def crossed(*parameters):
-    """Every combination of parameters: with --all; without, as few as bring each value of each once."""
-    longest = max(map(len, parameters))
-    diagonal = {tuple(number % len(values) for values in parameters) for number in range(longest)}
-    return _all_but(parameters, diagonal, pytest.mark.all)
-
-
-def grouped(*parameters):
-    """Every combination of parameters: with --many; without, as few as bring any three values together.
-
-    Of each parameter one value; a greedy choice, so not the fewest of all.
-    """
-    every = list(product(*(range(len(values)) for values in parameters)))
-    groups = {places: set(combinations(enumerate(places), 3)) for places in every}
-    missing, chosen = set().union(*groups.values()), set()
-    while missing:
-        best = max(every, key=lambda places: len(groups[places] & missing))
-        chosen.add(best)
-        missing -= groups[best]
-    return _all_but(list(map(list, parameters)), chosen, pytest.mark.many)
-
-
-def _all_but(parameters, chosen, mark):
-    """Mark every combination of parameters but those whose places are chosen."""
-    return [
-        pytest.param(
-            *(values[place] for values, place in zip(parameters, places, strict=True)),
-            marks=() if places in chosen else mark,
-            id="-".join(str(values[place]) for values, place in zip(parameters, places, strict=True)),
-        )
-        for places in product(*(range(len(values)) for values in parameters))
-    ]

@@ -134,51 +134,28 @@ def _laid_out(rng: random.Random, shape: tuple[int, ...], extreme: bool, readabl
     return Operand(shape, tuple(strides))
 
 
-def _inside(rng: random.Random, shape: tuple[int, ...], first: int, second: int, third: int) -> Operand:
-    """Describe (*a, *b, *c), of so many axes, that lies in memory as (*a, *c, *b): a block's taps together."""
-    order = (*range(first), *range(first + second, first + second + third), *range(first, first + second))
-    inner = contiguous_strides(tuple(shape[axis] for axis in order))
-    strides = [0] * len(shape)
-    for axis, stride in zip(order, inner, strict=True):
-        strides[axis] = stride
-    return Operand(shape, tuple(strides))
-
-
 def _aligned(rng: random.Random, operand: Operand, itemsize: int) -> Operand:
     """Draw the alignment of the first byte: that of an allocation, or of any element."""
     alignment = 256 if rng.random() < 0.6 else rng.choice([step for step in (1, 2, 4, 8, 16, 32) if step >= itemsize])
     return Operand(operand.shape, operand.strides, alignment)
 
 
+def _together(geometry: SlidingGeometry) -> Operand:
+    """Describe split columns that lie in memory with the taps of a block together."""
+    rank, shape = len(geometry.axes), geometry.split_columns_shape
+    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    inner = dict(zip(order, contiguous_strides(tuple(shape[axis] for axis in order)), strict=True))
+    return Operand(shape, tuple(inner[axis] for axis in range(len(shape))))
+
+
 # ---------------------------------------------------------------------------------------------
 # Geometries, each with the arrays that a call has
-
-
-def _arrays(rng: random.Random, extreme: bool, read: tuple[int, ...], written: tuple[int, ...]) -> list[Operand]:
-    return [_laid_out(rng, read, extreme, True), _laid_out(rng, written, extreme, False)]
 
 
 def _sliding(rng: random.Random, extreme: bool) -> SlidingGeometry:
     rank = _rank(rng, extreme)
     axes = tuple(_axis(rng, extreme, {1: 600, 2: 40, 3: 8}.get(rank, 3)) for _ in range(rank))
     return SlidingGeometry(_lead(rng, extreme) if rng.random() < 0.8 else None, _lead(rng, extreme), axes)
-
-
-def _together(rng: random.Random, geometry: SlidingGeometry) -> Operand:
-    rank = len(geometry.axes)
-    return _inside(rng, geometry.split_columns_shape, 2, rank, rank)
-
-
-def _col2im(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
-    geometry = _sliding(rng, extreme)
-    columns, image = _arrays(rng, extreme, geometry.columns_shape, geometry.image_shape)
-    return geometry, _together(rng, geometry) if rng.random() < 0.3 else columns, image
-
-
-def _im2col(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
-    geometry = _sliding(rng, extreme)
-    image, columns = _arrays(rng, extreme, geometry.image_shape, geometry.columns_shape)
-    return geometry, image, _together(rng, geometry) if rng.random() < 0.3 else columns
 
 
 def _blocks(rng: random.Random, extreme: bool) -> BlocksGeometry:
@@ -220,19 +197,26 @@ def _average(rng: random.Random, extreme: bool) -> AverageGeometry:
     return AverageGeometry(shape[:lead], shape[lead:])
 
 
-def _drawn(draw: Callable[..., Any], read: str, written: str) -> Callable[..., tuple[Geometry, Operand, Operand]]:
+def _drawn(
+    draw: Callable[..., Any], read_shape: str, written_shape: str
+) -> Callable[..., tuple[Geometry, Operand, Operand]]:
     """Draw a geometry, and the arrays whose shapes these attributes of it are."""
 
     def geometry_and_arrays(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
         geometry = draw(rng, extreme)
-        return (geometry, *_arrays(rng, extreme, getattr(geometry, read), getattr(geometry, written)))
+        read = _laid_out(rng, getattr(geometry, read_shape), extreme, True)
+        written = _laid_out(rng, getattr(geometry, written_shape), extreme, False)
+        if isinstance(geometry, SlidingGeometry) and rng.random() < 0.3:
+            columns = _together(geometry)
+            return (geometry, columns, written) if read_shape == "columns_shape" else (geometry, read, columns)
+        return geometry, read, written
 
     return geometry_and_arrays
 
 
 _GEOMETRIES = {
-    "col2im": _col2im,
-    "im2col": _im2col,
+    "col2im": _drawn(_sliding, "columns_shape", "image_shape"),
+    "im2col": _drawn(_sliding, "image_shape", "columns_shape"),
     "blocks_to_array": _drawn(_blocks, "blocks_shape", "array_shape"),
     "array_to_blocks": _drawn(_blocks, "array_shape", "blocks_shape"),
     "add_blocks": _drawn(_placed, "blocks_shape", "array_shape"),

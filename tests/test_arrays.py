@@ -6,6 +6,7 @@ import inspect
 import random
 import sys
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from operator import attrgetter
 from types import SimpleNamespace
@@ -136,12 +137,6 @@ def test_every_public_function_with_an_out_is_called():
     assert sorted([*(call.name for call in CALLS), "map_tiles"]) == sorted(takes_out)
 
 
-def test_tiles_are_not_written_where_others_are_read():
-    image = np.zeros((8, 12))
-    with pytest.raises(ValueError, match=r"^map_tiles: out must share no memory with array"):
-        gpufold.map_tiles(lambda tiles: tiles, image[:, :8], (4, 4), strides=4, out=image[:, 4:])
-
-
 def placed(on_gpu):
     """What makes arrays at an offset into one memory: that of a NumPy array, or of a GPU that there may not be."""
     if on_gpu:
@@ -262,26 +257,6 @@ def of_cupy(array):
     return fake_cupy.ndarray(array.shape, array.dtype, pointer, array.strides)
 
 
-def as_it_is(array):
-    return array
-
-
-def in_fortran_order(array):
-    return np.asfortranarray(array)
-
-
-def every_second(array):
-    return np.repeat(array, 2, axis=-1)[..., ::2]
-
-
-def off_in_fortran_order(array):
-    return off_its_size(array, order="F")
-
-
-def off_and_backwards(array):
-    return off_its_size(array[::-1])[::-1]
-
-
 def every_row_off(array):
     """Rows whose distance is no multiple of the size; the first element is on one."""
     row = array.shape[-1] * array.itemsize + 1
@@ -292,60 +267,56 @@ def every_row_off(array):
     return placed
 
 
-LAYOUTS = (
-    as_it_is,
-    in_fortran_order,
-    every_second,
-    off_its_size,
-    off_in_fortran_order,
-    off_and_backwards,
-    every_row_off,
+LAYOUTS = {
+    "as it is": lambda array: array,
+    "in Fortran order": np.asfortranarray,
+    "every second": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+    "off its size": off_its_size,
+    "off in Fortran order": partial(off_its_size, order="F"),
+    "off and backwards": lambda array: off_its_size(array[::-1])[::-1],
+    "every row off": every_row_off,
+}
+in_both = pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
+WINDOWS_OF, POSITIONS_OF = ("float32", "float64", "float16", "int32", "uint8"), ("int64", "int32", "uint64", "int8")
+
+
+@in_both
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*(("window", dtype) for dtype in WINDOWS_OF), *(("positions", dtype) for dtype in POSITIONS_OF)]
 )
-
-
-@pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.uint8], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_a_window_of_any_layout_reaches_kernels_as_they_can_read_it(layout, dtype, on_gpu, cupy):
-    elements = np.abs(values((3, 4), dtype))
-    want = elements.astype(np.float32)
-    want[(want == 0) & (elements != 0)] = np.finfo(np.float32).tiny  # no weight is lost
-    given = layout(np.abs(values((3, 4), dtype)))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_of_any_layout_reach_kernels_as_they_can_read_them(layout, name, dtype, on_gpu, cupy):
+    elements, wanted = values((5, 2), dtype), np.dtype(np.float32 if name == "window" else np.int64)
+    if name == "window":
+        elements = np.abs(elements)
+        want = elements.astype(wanted)
+        want[(want == 0) & (elements != 0)] = np.finfo(wanted).tiny  # no weight is lost
+    else:
+        want = np.array([[min(int(each), 2**63 - 1) for each in row] for row in elements])
+    given = LAYOUTS[layout](elements)
     before = given.tobytes()
-    library, window = (cupy, of_cupy(given)) if on_gpu else (np, given)
-    kind, (weights,) = weights_of(window, (3, 4), np.dtype(np.float32), library)
-    assert kind == "full"
-    assert is_kernel_ready(library, weights, np.float32)
-    address = weights.data.ptr if on_gpu else weights.ctypes.data
-    assert address % 4 == 0
-    assert_same_bits(weights.get() if on_gpu else weights, want)
-    assert (weights is window) == (layout is as_it_is and dtype is np.float32), "only what fits is taken as it is"
+    library, array = (cupy, of_cupy(given)) if on_gpu else (np, given)
+    if name == "window":
+        kind, (ready,) = weights_of(array, (5, 2), wanted, library)
+        assert kind == "full"
+    else:
+        ready = as_positions("add_blocks", library, array, array)
+    assert is_kernel_ready(library, ready, wanted)
+    assert (ready.data.ptr if on_gpu else ready.ctypes.data) % wanted.itemsize == 0
+    assert_same_bits(ready.get() if on_gpu else ready, want)
+    assert (ready is array) == (layout == "as it is" and dtype == wanted), "only what fits is taken as it is"
     assert given.tobytes() == before
 
 
-@pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint64, np.int8], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_positions_of_any_layout_reach_kernels_as_they_can_read_them(layout, dtype, on_gpu, cupy):
-    elements = values((5, 2), dtype)
-    given, want = layout(elements), np.array([[min(int(each), 2**63 - 1) for each in row] for row in elements])
-    library, positions = (cupy, of_cupy(given)) if on_gpu else (np, given)
-    places = as_positions("add_blocks", library, positions, positions)
-    assert is_kernel_ready(library, places, np.int64)
-    address = places.data.ptr if on_gpu else places.ctypes.data
-    assert address % 8 == 0
-    assert_same_bits(places.get() if on_gpu else places, want)
-    assert (places is positions) == (layout is as_it_is and dtype is np.int64), "only what fits is taken as it is"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
-    window, positions = of_cupy(layout(np.ones((3, 4), np.float32))), of_cupy(layout(np.ones((3, 4), np.int64)))
-    axis, double = of_cupy(layout(np.ones((3, 4), np.float32))[:, 0]), of_cupy(np.ones(4, np.float64))
+    floats, integers = (LAYOUTS[layout](np.ones((3, 4), dtype)) for dtype in (np.float32, np.int64))
+    window, positions = of_cupy(floats), of_cupy(integers)
+    axis, double = of_cupy(floats[:, 0]), of_cupy(np.ones(4, np.float64))
     stream = cupy.cuda.Stream()
     stream.begin_capture()
     with stream:
-        if layout is as_it_is:
+        if layout == "as it is":
             assert weights_of(window, (3, 4), np.dtype(np.float32), cupy)[1] == (window,)
             assert as_positions("add_blocks", cupy, positions, positions) is positions
             return
@@ -373,17 +344,6 @@ def test_no_positions_at_any_address_are_ready(cupy):
     memory = fake_cupy.MemoryPointer(fake_cupy.UnownedMemory(START + 1, 0, None), 0)
     nothing = fake_cupy.ndarray((0, 2), np.int64, memory, (16, 8))
     assert as_positions("add_blocks", cupy, nothing, nothing) is nothing
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_calls_on_numpy_arrays_take_windows_and_positions_of_any_layout(layout):
-    columns, window, places = values((12, 4), np.float32), values((3, 4), np.float32), np.array([(0, 1), (-1, 2)])
-    want = gpufold.col2im(columns, (4, 5), (3, 4), window=window)
-    assert_same_bits(gpufold.col2im(columns, (4, 5), (3, 4), window=layout(window)), want)
-    blocks = values((2, 3, 4), np.float32)
-    want = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, places, window=window)
-    got = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, layout(places), window=layout(window))
-    assert_same_bits(got, want)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -546,11 +506,11 @@ def test_lists_of_positions_hold_integers_of_64_bits():
 # Arrays without an axis
 
 
-@pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
+@in_both
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, ">f4"], ids=str)
-@pytest.mark.parametrize("layout", [as_it_is, off_its_size], ids=["as it is", "off its size"])
+@pytest.mark.parametrize("layout", ["as it is", "off its size"])
 def test_what_has_no_axis_is_converted_to_what_has_none(layout, dtype, on_gpu, cupy):
-    given = layout(np.array(3, dtype))
+    given = LAYOUTS[layout](np.array(3, dtype))
     library, array = (cupy, of_cupy(given)) if on_gpu else (np, given)
     ready = kernel_ready(library, array, np.dtype(np.float32))
     assert ready.shape == ()

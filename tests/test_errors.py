@@ -30,7 +30,8 @@ def call_of(called, /, **right):
 
 BLOCKS, PICTURE, PLACES = np.ones((3, 4, 4, 2, 2), np.float32), np.ones((3, 8, 9), np.float32), [(0, 0), (3, -1)]
 ARRAY, TILES, THREE, WEIGHT = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3)), [(0, 0), (1, 1), (2, 2)], np.zeros((6, 8))
-ROOM = np.zeros(48)
+ROOM, INTS, WORDS = np.zeros(48), np.ones((2, 12, 20), "i4"), np.full((2, 12, 20), "a")
+SHEET = ROOM.reshape(6, 8)
 
 columns = call_of(gpufold.col2im, data=np.ones((2, 12, 20), np.float32), output_size=(5, 6), kernel_size=(2, 2))
 image = call_of(gpufold.im2col, image=np.ones((2, 3, 5, 6), np.float32), kernel_size=(2, 2))
@@ -112,11 +113,7 @@ BAD_CALLS = [
     (columns(data=np.ones(20)), ValueError, ["data", "rank 3 or 2", "got rank 1"]),
     (columns(data=np.ones((1, 2, 12, 20))), ValueError, ["data", "rank 3 or 2", "got rank 4"]),
     # an axis with fewer than one block: (-2)*(-2) = 4 blocks once passed for right
-    (
-        columns(data=np.ones((1, 16, 4)), output_size=(1, 1), kernel_size=(4, 4)),
-        ValueError,
-        ["axis 0", "1 pixels", "4"],
-    ),
+    (columns(data=np.ones((1, 16, 4)), output_size=(1, 1), kernel_size=(4, 4)), ValueError, ["axis 0", "1 pixels"]),
     (columns(kernel_size=(2, 9)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 9"]),
     (columns(dilations=(1, 6)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 7"]),
     (image(kernel_size=(6, 1)), ValueError, ["padded image is smaller", "axis 0", "5 pixels", "= 6"]),
@@ -240,11 +237,7 @@ BAD_CALLS = [
         (make(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"])
         for make in (columns, image)
     ),
-    (
-        columns(data=np.ones((2, 12, 20), "i4"), dtype="i4", window=np.ones((2, 2))),
-        TypeError,
-        ["window needs a dtype of floats", "got int32"],
-    ),
+    (columns(data=INTS, dtype="i4", window=np.ones((2, 2))), TypeError, ["window needs a dtype of floats", "int32"]),
     (
         (gpufold.add_blocks_, {"array": np.zeros((8, 9)), "blocks": np.ones((1, 2, 3)), "positions": [(0, 0)] * 4}),
         ValueError,
@@ -261,16 +254,12 @@ BAD_CALLS = [
         )
         for dtype in ("M8[s]", "m8[ns]", object, np.dtype([("a", "f4")]), "V4", np.longdouble)
     ),
-    (columns(data=np.full((2, 12, 20), "a")), TypeError, ["data", "strings", "<U1", "blocks (2, 2) that overlap"]),
+    (columns(data=WORDS), TypeError, ["data", "strings", "<U1", "blocks (2, 2) that overlap"]),
     # --- averages and what is accumulated
-    (
-        columns(data=np.full((2, 12, 20), "a"), reduction="mean"),
-        TypeError,
-        ["'mean' needs data of floats", "dtype <U1"],
-    ),
+    (columns(data=WORDS, reduction="mean"), TypeError, ["'mean' needs data of floats", "dtype <U1"]),
     (columns(reduction="average"), ValueError, ["reduction must be one of sum, mean, least_squares, got 'average'"]),
     (
-        columns(data=np.ones((2, 12, 20), "i4"), reduction="mean", out=np.zeros((2, 3, 5, 6), "i4")),
+        columns(data=INTS, reduction="mean", out=np.zeros((2, 3, 5, 6), "i4")),
         TypeError,
         ["out must have the result's dtype float64, got int32"],
     ),
@@ -297,11 +286,7 @@ BAD_CALLS = [
     (apart(block_shape=(2, 9)), ValueError, ["a block must fit into the array, got block_shape 9 on spatial axis 1"]),
     (apart(block_shape=(2.0, 2)), TypeError, ["block_shape must be an integer or"]),
     *(
-        (
-            apart(last=last),
-            ValueError,
-            ["last must be 'drop' or 'over'", f"got '{last}'; for other placements use take_blocks"],
-        )
+        (apart(last=last), ValueError, ["'drop' or 'over'", f"got '{last}'; for other placements use take_blocks"])
         for last in ("shift", "even")
     ),
     (apart(last="pad"), ValueError, ["last must be one of"]),
@@ -338,11 +323,7 @@ BAD_CALLS = [
         ["reduction 'mean' needs a dtype of floats"],
     ),
     # --- averages of sums
-    (
-        averaging(numerator=np.ones((2, 3, 4), int)),
-        TypeError,
-        ["numerator must be of floats or complex numbers, got dtype int64"],
-    ),
+    (averaging(numerator=np.ones((2, 3, 4), int)), TypeError, ["numerator must be of floats", "got dtype int64"]),
     *(
         (averaging(weight=np.ones((3, 4), dtype)), TypeError, [f"weight must hold real numbers, got dtype {dtype}"])
         for dtype in ("complex128", "bool")
@@ -422,7 +403,7 @@ BAD_CALLS = [
             (folded((6, 8), float), ValueError, "must not overlap itself, got shape (", {}),
             (ARRAY[0], ValueError, "must share no memory with array", {}),
             (
-                ROOM.reshape(6, 8),
+                SHEET,
                 ValueError,
                 "must share no memory with blocks",
                 {"blocks": ROOM.reshape(3, 2, 2, 4)[..., :3]},
@@ -453,21 +434,13 @@ BAD_CALLS = [
     (grid(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1"]),
     (grid(strides=(1, -1)), ValueError, ["strides must be at least 1"]),
     (grid(last="reflect"), ValueError, ["last must be one of shift, even, over, drop, got 'reflect'"]),
-    (
-        grid(size=(2**62 + 1, 2), block_shape=1),
-        ValueError,
-        ["4611686018427387905 * 2 = 9223372036854775810 positions have more bytes"],
-    ),
+    (grid(size=(2**62 + 1, 2), block_shape=1), ValueError, [f"* 2 = {2**63 + 2} positions have more bytes"]),
     (
         grid(size=(1, 2**64), block_shape=1, strides=2**63, last="over"),
         ValueError,
         ["positions must fit into 64 bits", "at 18446744073709551616 on spatial axis 1"],
     ),
-    (
-        grid(size=(10**400,), block_shape=1, strides=10**399, last="even"),
-        ValueError,
-        ["positions must fit into 64 bits"],
-    ),
+    (grid(size=(10**400,), block_shape=1, strides=10**399, last="even"), ValueError, ["must fit into 64 bits"]),
     *(
         (
             grid(size=(7, 5), block_shape=6, last=last),
@@ -483,6 +456,7 @@ BAD_CALLS = [
     (mapping(function=lambda tiles: tiles[0]), ValueError, ["must return", "with B = 1", "got shape (3, 2, 4)"]),
     (mapping(array=PICTURE.astype(object)), TypeError, ["array has dtype object"]),
     (mapping(out=3), TypeError, ["out must be an array that can be written to, got 3"]),
+    (mapping(array=SHEET[:, :6], out=SHEET[:, 2:]), ValueError, ["out must share no memory with array"]),
     (mapping(out=np.zeros((3, 8, 8))), ValueError, ["out must have the shape (3, 8, 9), got (3, 8, 8)"]),
     # --- ONNX's attributes
     (onnx(input=np.ones((12, 20))), ValueError, ["input", "rank 3", "got rank 2"]),

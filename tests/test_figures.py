@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import FUSIONS, KERNEL_MODES, Case, grouped, weights_of, window_of
+from cases import FUSIONS, KERNEL_MODES, Case, weights_of, window_of
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 from bench import hostcuda
@@ -156,10 +156,12 @@ def added(size, lead, block, count, dtype, window, variant, weight_out=False):
     return choose(call, *operands, weight_out=Operand.contiguous(geometry.size) if weight_out else None)
 
 
-@pytest.mark.parametrize(
-    ("size", "lead", "dtype", "window", "variant"),
-    grouped(BLOCKS_OF, [(), (14,)], ["float32", "complex64"], WINDOWS, ["gather", "lists"]),
-)
+@pytest.mark.some(5)
+@pytest.mark.parametrize("size", BLOCKS_OF, ids=str)
+@pytest.mark.parametrize("lead", [(), (14,)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("variant", ["gather", "lists"])
 def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
     registers, waits = {"gather": (128, 1), "lists": (64, 2)}[variant]

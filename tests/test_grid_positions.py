@@ -53,41 +53,28 @@ def test_random_grids_are_their_definition(last):
         assert got.tolist() == [list(place) for place in want], f"seed {seed}: {size} {block} {stride}"
 
 
-@pytest.mark.parametrize("last", ["shift", "even", "over"])
-def test_every_element_is_covered_unless_strides_leave_gaps(last):
-    for size, block, stride in product(range(1, 24), range(1, 9), range(1, 9)):
-        if block > size and last != "over":
-            continue
-        positions = gpufold.grid_positions((size,), block, strides=stride, last=last)
-        counts = gpufold.add_blocks_(np.zeros(size, int), np.ones((len(positions), block), int), positions)
-        assert counts.all() or stride > block, (size, block, stride)
-        assert counts[0]
-        assert counts[-1] or (stride > block and last == "over")
+@pytest.mark.parametrize(
+    ("size", "block", "strides", "last", "positions"),
+    [
+        # half of an odd number is on either side of it in double precision, and rounded to even
+        (35, 1, 1, "even", range(35)),
+        (30, 1, 2, "even", nnunet(30, 1, 2)),
+        (8, 1, 3, "even", [0, 2, 5, 7]),
+        (6, 1, 3, "even", [0, 2, 5]),
+        # beyond what double precision holds
+        (2**62, 2**61, 2**61, "shift", [0, 2**61]),
+        (2**62 + 1, 2**61, 2**61, "even", [0, 2**60, 2**61 + 1]),
+        (2**62 + 7, 1, 2**60 + 1, "shift", [*range(0, 2**62 + 6, 2**60 + 1), 2**62 + 6]),
+        (9, 4, 2**70, "shift", [0, 5]),
+    ],
+)
+def test_positions_of_any_extent_are_exact(size, block, strides, last, positions):
+    assert gpufold.grid_positions((size,), block, strides=strides, last=last).ravel().tolist() == list(positions)
 
 
-def test_what_is_rounded_is_what_nnunet_rounds():
-    """Half of an odd number is on either side of it in double precision."""
-    positions = gpufold.grid_positions((35,), 1, strides=1, last="even").ravel()  # a block at each element
-    assert positions.tolist() == list(range(35))
-    assert gpufold.grid_positions((30,), 1, strides=2, last="even").ravel().tolist() == nnunet(30, 1, 2)
-    assert gpufold.grid_positions((8,), 1, strides=3, last="even").ravel().tolist() == [0, 2, 5, 7]
-    assert gpufold.grid_positions((6,), 1, strides=3, last="even").ravel().tolist() == [0, 2, 5]  # 2.5, to even
-
-
-def test_sizes_of_any_kind_and_extent():
-    assert gpufold.grid_positions(np.array([5, 4]), np.int64(2), strides=(3, 2)).tolist() == [
-        [0, 0],
-        [0, 2],
-        [3, 0],
-        [3, 2],
-    ]
-    assert gpufold.grid_positions((2**62,), 2**61, strides=2**61).ravel().tolist() == [0, 2**61]
-    assert gpufold.grid_positions((2**62 + 1,), 2**61, strides=2**61, last="even").ravel()[-1] == 2**61 + 1
-    assert gpufold.grid_positions((2**62 + 7,), 1, strides=2**60 + 1).ravel().tolist() == [
-        *range(0, 2**62 + 6, 2**60 + 1),
-        2**62 + 6,
-    ], "beyond what double precision holds"
-    assert gpufold.grid_positions((9,), 4, strides=2**70).ravel().tolist() == [0, 5]
+def test_sizes_are_of_any_kind():
+    positions = gpufold.grid_positions(np.array([5, 4]), np.int64(2), strides=(3, 2))
+    assert positions.tolist() == [[0, 0], [0, 2], [3, 0], [3, 2]]
 
 
 def test_positions_that_cannot_be_held_are_refused_at_once():

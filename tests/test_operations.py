@@ -11,7 +11,6 @@ import pytest
 from cases import (
     BLOCKS_CASES,
     CASES,
-    DTYPES,
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
@@ -112,18 +111,6 @@ def test_putting_blocks_together_is_adjoint_to_taking_them(pair):
     x, y = (call.read for call in pair)
     of_x, of_y = (call.on(np.zeros_like(call.data) if call.operation == "add_blocks" else call.data) for call in pair)
     assert (of_x * y).sum() == (x * of_y).sum()
-
-
-def test_sums_start_from_positive_zero_and_moves_keep_bits():
-    """The one place where adding and moving differ: -0.0."""
-    minus = np.full((1, 4, 1), -0.0, np.float32)
-    for dtype in (np.float32, *DTYPES[9:11]):  # tiling blocks of half precision are moved as words
-        assert not np.signbit(gpufold.col2im(minus.astype(dtype), (2, 2), (2, 2))).any()
-        assert not np.signbit(gpufold.col2im(minus.astype(dtype), (2, 2), (2, 2), strides=2)).any()
-    assert np.signbit(gpufold.im2col(minus.reshape(1, 1, 2, 2), (2, 2))).all()
-    assert np.signbit(gpufold.batch_to_space(minus.reshape(4, 1), (1, 2))).all()
-    nan = np.array([[0x7F800001, 0xFFC12345]], np.uint32).view(np.float32)
-    assert gpufold.space_to_batch(nan, (1, 2)).tobytes() == nan.tobytes()
 
 
 def test_sums_beyond_the_range_are_silent(recwarn):
