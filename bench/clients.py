@@ -22,6 +22,7 @@ STAND_INS = (
     "natsort",
     "pandas",
     "sklearn",
+    "tifffile",
     "torchaudio",
     "torchvision",
     "yaml",
