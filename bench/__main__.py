@@ -7,29 +7,20 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gpufold
 from bench import drawn
-from bench.measure import (
-    Bench,
-    DeviceLostError,
-    Task,
-    cpu_bench,
-    device_kind,
-    fill,
-    gpu_bench,
-    missing,
-)
+from bench.measure import Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
 from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
 from bench.regret import by_operation, of_results
 from bench.report import footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
-from bench.terminal import INTERRUPTED, Console, Table, progress, say, table_of
+from bench.terminal import Console, progress, say, show
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
 from gpufold.operations import OPERATIONS
@@ -43,8 +34,8 @@ WIDTH = 160
 PROBLEM = "problems with it in their name"
 ON_REQUEST = f"measured on request: {', '.join(peer.name for peer in PEERS if peer.on_request)}"
 
-TERMINATED, LOST = 143, 3
-"""Exit statuses of a run that was stopped by SIGTERM, and by a device that answers nothing any more."""
+INTERRUPTED, TERMINATED, LOST = 130, 143, 3
+"""Exit statuses of a run that was stopped by its user, by SIGTERM, and by a device that answers nothing any more."""
 
 
 def _number(kind: Callable[[str], float], least: float, excluded: bool = False) -> Callable[[str], float]:
@@ -174,7 +165,7 @@ def _problems(options: argparse.Namespace, words: list[str], console: Console) -
         megabytes = f"{problem.compulsory_bytes(problem.dtypes[0]) / 1e6:.3g}"
         shapes = (" x ".join(map(str, shape)) for shape in (problem.input_shape, problem.output_shape))
         listed.append([problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin])
-    console.print(table_of(listed))
+    show(console, listed)
     return 0
 
 
@@ -185,17 +176,17 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
 
 
 def _count(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.count import candidates, check_available, count, count_table, meaning
+    from bench.count import HEADER, candidates, check_available, count, meaning
 
-    device, lines = device_named(options.device), []
+    device, lines = device_named(options.device), [HEADER]
     check_available()
     wanted = candidates(select(options.problem, quick=False, gpu=True), options.variant, options.dtype, device)
     try:
         for each in progress(wanted, lambda each: each[0].name, len(wanted)):
-            lines.append(count(*each, device))
+            lines.append(count(*each, device).cells())
     except KeyboardInterrupt:
         say(console, "Interrupted.")
-    console.print(count_table(lines))
+    show(console, lines)
     for text in (*meaning(device), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
         say(console, text)
     return 0
@@ -208,13 +199,13 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
     if not runs and not choices:
         say(console, "No results are saved yet: python -m bench --save bench/results/NAME.json")
     for path, run in runs.items():
-        written = _draw(run, path.stem, options.output, console)
         options.output.mkdir(parents=True, exist_ok=True)
+        written = _draw(run, path.stem, options.output, console)
         written.append(options.output / f"{path.stem}.md")
         written[-1].write_text(markdown(run), encoding="utf-8")
         say(console, f"{path}: {', '.join(map(str, written))}")
     if choices:
-        console.print(table_of(by_operation(choices)))
+        show(console, by_operation(choices))
     return 0
 
 
@@ -270,37 +261,6 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _fill(bench: Bench, run: Run, tasks: list[Task], path: Path | None, words: list[str], console: Console) -> int:
-    """Measure what a run lacks; return the exit status, and where it was stopped say how to go on."""
-
-    def save() -> None:
-        if path is not None:
-            run.save(path)
-
-    try:
-        with _terminable():
-            fill(bench, run, tasks, save)
-    except KeyboardInterrupt as stop:
-        reason, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
-        left = missing(run, tasks)
-        reason = f"{reason} at {left[0].row.name if left else 'the end'}."
-        if run.rows:
-            save()  # the last row may have been finished, and not written yet
-    except DeviceLostError as lost:
-        reason, status = f"Stopped: {lost}.", LOST
-    else:
-        failed = any(name in row.failures for row in run.rows for name in (OURS, *_kernels()))
-        return 1 if failed else 0
-    say(console, reason)
-    if path is None:
-        say(console, "Nothing is saved, for want of --save.")
-    else:
-        done = f"{len(tasks) - len(missing(run, tasks))} of {len(tasks)} rows are saved in {path}"
-        again = command_line([*(word for word in words if word != "--resume"), "--resume"])
-        say(console, f"{done}; go on with: {again}")
-    return status
-
-
 def _table(options: argparse.Namespace, words: list[str], console: Console) -> int:
     kind = device_kind(options.device)
     quick = options.quick or (kind == "cpu" and not options.full)
@@ -310,66 +270,78 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
         raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if kind == "cpu" and options.variant:
         raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
-    choices: dict[str, Any] = {
-        "problems": options.problem,
-        "variants": options.variant or ([] if kind == "cpu" else list(known)),
-        "dtype": options.dtype,
-        "quick": quick,
-        "seconds": seconds,
-    }
-    choices |= {"peers": options.peer} if options.peer else {}
-    if kind == "cpu":
-        bench, run = cpu_bench(options.threads, seconds, options.commit, options.peer)
-    else:
-        bench, run = gpu_bench(seconds, options.commit, options.peer)
-    run.options = choices
+    variants = options.variant or ([] if kind == "cpu" else list(known))
+    choices = {"problems": options.problem, "variants": variants, "dtype": options.dtype}
+    choices |= {"quick": quick, "seconds": seconds} | ({"peers": options.peer} if options.peer else {})
+    bench = cpu_bench(options.threads, seconds, options.peer) if kind == "cpu" else gpu_bench(seconds, options.peer)
     tasks = [
-        Task(problem, dtype, tuple(choices["variants"]))
+        Task(problem, dtype, tuple(variants))
         for problem in select(options.problem, quick, kind == "gpu")
         for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
     ]
-    return _measure(bench, run, tasks, options, words, console, tables)
+    return _measure(bench, tasks, choices, options, words, console)
 
 
 def _random(options: argparse.Namespace, words: list[str], console: Console) -> int:
     if options.device == "gpu":
         raise ValueError("random draws problems of a CPU's size: --device cpu")
     seconds = QUICK_SECONDS if options.seconds is None else options.seconds
-    bench, run = cpu_bench(options.threads, seconds, options.commit)
+    bench = cpu_bench(options.threads, seconds)
     bench.peers = [peer for peer in bench.peers if peer.name in drawn.PEERS]
-    run.peers, run.options = [peer.name for peer in bench.peers], {"seeds": options.seed, "seconds": seconds}
     tasks = [Task(each, each.dtypes[0]) for seed in options.seed for each in drawn.problems(seed, options.problems)]
-
-    def tables_of(run: Run) -> Iterable[Table]:
-        return map(table_of, (drawn.distribution(run), drawn.worst(run)))
-
-    return _measure(bench, run, tasks, options, words, console, tables_of)
+    return _measure(bench, tasks, {"seeds": options.seed, "seconds": seconds}, options, words, console)
 
 
 def _measure(
     bench: Bench,
-    run: Run,
     tasks: list[Task],
+    choices: dict[str, Any],
     options: argparse.Namespace,
     words: list[str],
     console: Console,
-    tables: Callable[[Run], Iterable[Table]],
 ) -> int:
-    """Measure what is not yet saved, and print it."""
-    run.command = command_line(words)
-    if options.resume and options.save is None:
+    """Measure what is not yet saved, print it, and where it was stopped say how to go on; return the exit status."""
+    run, path = new_run(bench, command_line(words), options.commit, choices), options.save
+    if options.resume and path is None:
         raise ValueError("--resume goes on with what --save names, which is missing")
-    if options.save is not None and options.save.exists():
+    if path is not None and path.exists():
         if not options.resume:
-            raise ValueError(f"{options.save} exists: --resume goes on with it, another name leaves it as it is")
-        run.take_over(options.save)
-    status = _fill(bench, run, tasks, options.save, words, console)
-    for table in tables(run):
-        console.print(table)
+            raise ValueError(f"{path} exists: --resume goes on with it, another name leaves it as it is")
+        run.take_over(path)
+
+    def save() -> None:
+        if path is not None:
+            run.save(path)
+
+    stopped, status = "", 0
+    try:
+        with _terminable():
+            fill(bench, run, tasks, save)
+    except KeyboardInterrupt as stop:
+        reason, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
+        left = missing(run, tasks)
+        stopped = f"{reason} at {left[0].row.name if left else 'the end'}."
+        if run.rows:
+            save()  # the last row may have been finished, and not written yet
+    except DeviceLostError as lost:
+        stopped, status = f"Stopped: {lost}.", LOST
+    else:
+        status = int(any(name in row.failures for row in run.rows for name in (OURS, *_kernels())))
+    if stopped:
+        done = f"{len(tasks) - len(missing(run, tasks))} of {len(tasks)} rows are saved in {path}"
+        again = command_line([*(word for word in words if word != "--resume"), "--resume"])
+        say(console, stopped)
+        say(console, f"{done}; go on with: {again}" if path else "Nothing is saved, for want of --save.")
+    if options.command == "random":
+        show(console, drawn.distribution(run))
+        show(console, drawn.worst(run))
+    else:
+        for lines in tables(run):
+            show(console, lines, totals=True)
     for line in footer(run):
         say(console, line)
-    if options.save and run.rows:
-        say(console, f"saved to {options.save}")
+    if path and run.rows:
+        say(console, f"saved to {path}")
     return status
 
 

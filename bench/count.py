@@ -20,12 +20,10 @@ from bench.hostcuda import Figures, Work, work
 from bench.hostcuda.cubin import resident_threads
 from bench.hostcuda.machine import architecture_of
 from bench.measure import difference
-from bench.problems import AT_POSITIONS, TOLERANCE, Problem
-from bench.terminal import Table, table_of
-from gpufold.calls import Call, Unsupported
+from bench.problems import AT_POSITIONS, TOLERANCE, Problem, plan_of
+from gpufold.calls import Unsupported
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.gpu.plan import H200, Device, Operand, Plan
-from gpufold.gpu.registry import choose
+from gpufold.gpu.plan import H200, Device, Plan
 
 ELEMENTS = 1 << 15
 """At the input of a problem that is run, for each multiprocessor of the device that it is shrunk with."""
@@ -47,13 +45,6 @@ def check_available() -> None:
     """Say why kernels cannot be run on this machine's CPU, or compiled for a GPU."""
     if reason := hostcuda.unavailable() or hostcuda.cubin.unavailable():
         raise ValueError(f"count compiles the kernels for a GPU, and runs their machine code on the CPU: {reason}")
-
-
-def plan_of(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Plan:
-    """Plan a variant for a device."""
-    operands = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
-    call = Call(problem.operation, problem.planned_geometry, dtype, problem.fusion, variant)
-    return choose(call, *operands, device)
 
 
 def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Problem, Plan, Device] | None:
@@ -95,6 +86,10 @@ def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> Work:
     return done
 
 
+HEADER = ["problem", "variant", "registers", "spilled", "warps", "KiB in flight"]
+HEADER += ["instructions", "sectors loaded", "stored"]
+
+
 @dataclass(frozen=True)
 class Line:
     """What a kernel needs on a problem, and what it did on a smaller one, where one has the same kernel."""
@@ -112,6 +107,14 @@ class Line:
     """Sectors of memory that requests ask for."""
     stored: int = 0
     """And those that they store, atomic additions among them."""
+
+    def cells(self) -> list[str]:
+        """Return what stands below HEADER."""
+        threads, needs = self.resident_threads, (self.figures.registers, self.figures.stack_bytes)
+        in_flight = f"{self.figures.bytes_in_flight * threads / 1024:.0f}"
+        did = self.instructions, self.loaded, self.stored
+        counts = [f"{number / self.elements:.3g}" if self.elements else "" for number in did]
+        return [self.problem, self.variant, *map(str, (*needs, threads // 32)), in_flight, *counts]
 
 
 def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Line:
@@ -147,20 +150,6 @@ def candidates(
             with suppress(Unsupported):
                 found.append((problem, plan_of(problem, variant, of, device).variant, of))
     return found
-
-
-def count_table(lines: list[Line]) -> Table:
-    """Return a row for each line."""
-    rows = [["problem", "variant", "registers", "spilled", "warps", "KiB in flight", "instructions", "sectors loaded"]]
-    rows[0].append("stored")
-    for line in lines:
-        figures, threads = line.figures, line.resident_threads
-        needs = [str(figures.registers), str(figures.stack_bytes), str(threads // 32)]
-        needs.append(f"{figures.bytes_in_flight * threads / 1024:.0f}")
-        counts = (line.instructions, line.loaded, line.stored)
-        did = [f"{number / line.elements:.3g}" for number in counts] if line.elements else [""] * 3
-        rows.append([line.problem, line.variant, *needs, *did])
-    return table_of(rows)
 
 
 def meaning(device: Device) -> list[str]:

@@ -121,8 +121,8 @@ def distribution(run: Run) -> list[list[str]]:
 
 def over(run: Run, row: Row) -> float | None:
     """Return gpufold's time over that of the fastest peer."""
-    peer = run.fastest_peer(row)
-    return 1 / ratio if peer and (ratio := row.speed_up(peer)) else None
+    ratio = row.speed_up(run.fastest_peer(row))
+    return 1 / ratio if ratio else None
 
 
 def _spread(ratios: list[float]) -> list[str]:

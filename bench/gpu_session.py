@@ -13,18 +13,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report import FAILED, summary
-from bench.results import ROOT, now, write_at_once
+from bench import regret
+from bench.report import by_operation, failures, markdown_table
+from bench.results import ROOT, command_line, now, saved, write_at_once
 from bench.tally import Tally
 
-NOT_BEGUN, DONE, STOPPED, ABSENT = "not begun", "done", "to be continued", "left out"
+NOT_BEGUN, DONE, FAILED, STOPPED, ABSENT = "not begun", "done", "FAILED", "to be continued", "left out"
 
 STEP_SECONDS = 8.5 * 60
 """For a step in one go, where machines are lent for ten minutes."""
@@ -264,3 +266,34 @@ def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[
         write_at_once(session.folder / "summary.md", summary(session.folder, steps, words))
     print(summary(session.folder, steps, words))
     return int(any(step["result"] == FAILED for step in steps.values()))
+
+
+def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[str]) -> str:
+    """Return a page in Markdown on half an hour on a GPU, saved in a folder: the machine, each step, every failure."""
+    log, reasons = folder / "machine.log", defaultdict(list)
+    facts = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else []
+    table = [["step", "result", "minutes", "goes", ""]]
+    for name, step in steps.items():
+        note = str(step["note"]).replace("|", "/")
+        table.append([name, step["result"], f"{step['seconds'] / 60:.1f}", str(step["goes"]), note])
+        if step["result"] == FAILED:
+            reasons[note].append(name)
+    for path in sorted({path.parent for path in folder.glob("*/*.jsonl")}):
+        for name, why in Tally.of(path).failed():
+            reasons[f"{path.name}: {' '.join(why.split())[:300]}"].append(name.rpartition("::")[2])
+    runs = saved([folder / "measured"]) if (folder / "measured").exists() else {}
+    lines = ["# Half an hour on a GPU", "", f"{now()}, `{command_line(words)}`", "", *(f"- {line}" for line in facts)]
+    lines += ["", *markdown_table(table), "", "## Failures", ""]
+    lines += [f"- {why}: {', '.join(f'`{name}`' for name in names)}" for why, names in reasons.items()]
+    lines += [f"- {path.name}: {line}" for path, run in runs.items() for line in failures(run)]
+    lines += [] if lines[-1] else ["None."]
+    for path, run in runs.items():
+        shares = {row.name: share for row in run.rows if (share := row.fraction_of_copy())}
+        least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
+        lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
+        lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
+    tuned = folder / "tuned"
+    if choices := regret.of_results([], [tuned]):
+        lines += ["", f"## {tuned.name}: {len(choices)} kinds of calls, by how much the rule loses", ""]
+        lines += markdown_table(regret.by_operation(choices))
+    return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])

@@ -25,9 +25,8 @@ import gpufold
 from bench.peers import steps
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
-from bench.terminal import Console, Table, table_of
+from bench.terminal import Console, show
 from gpufold.compute import launcher
-from gpufold.geometry import SlidingGeometry
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import H200
 
@@ -141,9 +140,9 @@ def host(names: list[str], console: Console) -> int:
     headings = ["first call µs", "repeated µs", "with out= µs", "gpufold.torch µs"]
     lines = [["problem", *(headings if find_spec("torch") else headings[:-1])]]
     lines += [[name, *(f"{cost * 1e6:.1f}" for cost in costs)] for name, *costs in rows]
-    console.print(table_of(lines))
+    show(console, lines)
     if find_spec("torch"):
-        console.print(_training())
+        show(console, _training())
     worst = max(repeated for _, _, *costs in rows for repeated in costs)
     console.print(
         f"Repeated calls take at most {worst * 1e6:.1f} µs up to the launch ({TARGET * 1e6:.0f} are allowed), without "
@@ -156,7 +155,7 @@ def host(names: list[str], console: Console) -> int:
         "an end, on NumPy arrays: add and finished.",
         highlight=False,
     )
-    console.print(_on_arrays())
+    show(console, _on_arrays())
     console.print(f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}")
     console.print(command_line(["host", *(word for name in names for word in ("--problem", name))]), highlight=False)
     return 0
@@ -174,18 +173,17 @@ def _stream() -> Callable[[], Any]:
     return step
 
 
-def _on_arrays() -> Table:
+def _on_arrays() -> list[list[str]]:
     """Return what repeated calls on small NumPy arrays cost beside the additions that NumPy makes, a tap at a time."""
     lines = [["NumPy arrays", "repeated µs", "additions µs", "more µs"]]
     for problem in select(["col2im-tiny", "col2im-least"], quick=False, gpu=False):
         data = problem.data(problem.dtypes[0])
         image, columns = np.zeros(problem.output_shape, data.dtype), problem.as_blocks(data)
-        assert isinstance(problem.geometry, SlidingGeometry)
         parts = [(image[where], columns[part]) for where, part, _ in steps(problem.geometry, "taps")]
         repeated, additions = seconds_of(partial(problem, data))[1], seconds_of(partial(_add, image, parts))[1]
         costs = repeated, additions, repeated - additions
         lines.append([problem.name, *(f"{cost * 1e6:.1f}" for cost in costs)])
-    return table_of(lines)
+    return lines
 
 
 def _add(image: Any, parts: list[tuple[Any, Any]]) -> None:
@@ -206,16 +204,11 @@ def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any]
     """Return a problem's call of a module on stand-ins, and where that has `out=` the call with it."""
     dtype = dtype_of(problem.dtypes[0])
     data, result = array(problem.input_shape, dtype), array(problem.output_shape, dtype)
-    fused = dict(problem.averaged)
-    if problem.window:
-        fused["window"] = tuple(array(weights.shape, weights.dtype) for weights in problem.weights())
-    if problem.kind == "placed":
-        positions = array(problem.positions().shape, np.int64)
-        add = module.add_blocks_
-        call = partial(add, result, data, positions, **fused)
+    positions, fused = problem.given(lambda each: array(each.shape, each.dtype))
+    if problem.operation == "add_blocks":
+        call = partial(module.add_blocks_, result, data, *positions, **fused)
         return [call, call] if module is gpufold else [call]
-    places = [array(problem.positions().shape, np.int64)] if problem.kind == "taken" else []
-    call = partial(getattr(module, problem.operation), data, *places, **problem.arguments, **fused)
+    call = partial(getattr(module, problem.operation), data, *positions, **problem.arguments, **fused)
     return [call, partial(call, out=result)] if module is gpufold else [call]
 
 
@@ -226,8 +219,7 @@ def _on_tensors(problem: Problem) -> float:
     from gpufold.torch import executing, tensors
 
     def tensor(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        named = np.dtype(dtype)
-        interface = {"version": 3, "data": (next(ADDRESSES), False), "shape": shape, "typestr": named.str}
+        interface = {"version": 3, "data": (next(ADDRESSES), False), "shape": shape, "typestr": np.dtype(dtype).str}
         return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
     given = {(executing, "is_on_gpu"): lambda tensor: True, (executing, "_stream_of"): lambda tensor: (0, 0)}
@@ -245,7 +237,7 @@ def _on_tensors(problem: Problem) -> float:
             setattr(owner, name, value)
 
 
-def _training() -> Table:
+def _training() -> list[list[str]]:
     """Measure calls that record a gradient beside torch's, on the CPU and in turns: the time of one thread's work."""
     import torch
 
@@ -277,4 +269,4 @@ def _training() -> Table:
             theirs, ours, ratio = map(median, zip(*samples, strict=True))
             lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}"])
     torch.set_num_threads(before)
-    return table_of(lines)
+    return lines

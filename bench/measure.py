@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,18 +17,15 @@ import numpy as np
 import gpufold
 from bench.memory import PeakOf, pool_peak, resident_peak_or_why
 from bench.peers import Call, Peer, absent, installed
-from bench.problems import Problem, forget_device_arrays, itemsize_of
-from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
+from bench.problems import Problem, forget_device_arrays, itemsize_of, plan_of
+from bench.results import COPY, OURS, Row, Run, commit, now, processor, version
 from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
-from gpufold import calls
 from gpufold.gpu.plan import Device, Operand
-from gpufold.gpu.registry import choose
 from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20
 """From here a memory copy is faster with threads."""
-
 
 PEER_PART = 1 / 4
 """A peer whose call takes longer than this part of a problem's time is timed once, and does not take turns."""
@@ -51,23 +50,22 @@ class Bench:
     """A device and what is measured on it."""
 
     kind: str
+    device: str
     clock: Clock
     threads: int
     seconds: float
     """For all the samples of a problem."""
     peers: list[Peer]
-    variants: list[str]
+    variants: Sequence[str] = ()
     """Kernel variants that are measured beside `auto`; none on a CPU."""
     memory: PeakOf | None = None
     """Measures the memory of a call, where that can be known."""
+    notes: list[str] = field(default_factory=list)
 
-    def data(self, problem: Problem, dtype: str) -> Any:
-        """Make the data of a problem on the device."""
-        if self.kind == "cpu":
-            return problem.data(dtype)
-        import cupy
-
-        return problem.data(dtype, library=cupy)
+    @property
+    def library(self) -> Any:
+        """The package of the arrays on the device."""
+        return importlib.import_module("numpy" if self.kind == "cpu" else "cupy")
 
     def measure(self, problem: Problem, dtype: str, row: Row) -> None:
         """Fill a row, but for candidates that have failed in it before, and free what that took.
@@ -76,13 +74,13 @@ class Bench:
         """
         self._measure(problem, dtype, row)
         try:
-            self._free()
+            free_memory(self.kind == "gpu")
         except Exception as error:  # of an earlier call, if the device was lost without a word
             self._note(row, FREEING, error)
 
     def _measure(self, problem: Problem, dtype: str, row: Row) -> None:
         try:
-            data = self.data(problem, dtype)
+            data = problem.data(dtype, library=self.library)
             expected = problem.expected(data)
             copy = self._copy(row.bytes)
             self.clock.first(copy)
@@ -91,11 +89,14 @@ class Bench:
             return
         if self.kind == "gpu":
             try:
-                row.chosen = _chosen(problem, data, expected)
+                operands = [
+                    Operand(array.shape, tuple(step // array.itemsize for step in array.strides))
+                    for array in (data, expected)
+                ]
+                row.chosen = plan_of(problem, "auto", dtype, device_facts(), operands).variant
             except Exception as error:
                 self._note(row, CHOICE, error)
         calls: dict[str, Callable[[], Any]] = {}
-        slow: dict[str, Callable[[], Any]] = {}
         for name, prepare in self._candidates(problem, data):
             if name in row.failures:
                 continue
@@ -116,17 +117,16 @@ class Bench:
                 continue
             if wrong:
                 row.failures[name] = wrong
-            elif seconds > limit:
+                continue
+            calls[name] = call.run
+            if seconds > limit:
                 row.times[name] = Times([seconds])
-                slow[name] = call.run
-            else:
-                calls[name] = call.run
         del expected
-        timed = {**calls, COPY: copy}
-        interleave(timed, self.clock, self.seconds, row.times, lambda name, error: self._note(row, name, error))
+        timed = {name: call for name, call in calls.items() if name not in row.times}
+        interleave({**timed, COPY: copy}, self.clock, self.seconds, row.times, partial(self._note, row))
         if self.memory is not None:
             result = prod(problem.output_shape) * itemsize_of(dtype)
-            self._measure_memory({**calls, **slow}, self.memory, result, row)
+            self._measure_memory(calls, self.memory, result, row)
 
     def _measure_memory(self, calls: dict[str, Callable[[], Any]], memory: PeakOf, result: int, row: Row) -> None:
         """Measure the memory of calls, but for those that keep some of it between calls: less than their result."""
@@ -149,8 +149,7 @@ class Bench:
             if variant in gpufold.variants(problem.operation):
                 yield variant, lambda variant=variant: Call(lambda: problem(data, variant=variant))  # type: ignore[misc]
         for peer in self.peers:
-            if problem.kind in peer.kinds:
-                yield peer.name, lambda peer=peer: peer.prepare(problem, data, self.threads)  # type: ignore[misc]
+            yield peer.name, lambda peer=peer: peer.call(problem, data, self.threads)  # type: ignore[misc]
 
     def _note(self, row: Row, name: str, error: Exception) -> None:
         """Write a failure down; raise DeviceLostError if the device answers nothing after it."""
@@ -166,34 +165,28 @@ class Bench:
             reason = f"the device is lost after {name} on {row.name}: {row.failures[name]}"
             raise DeviceLostError(" ".join(reason.split())) from lost
 
-    def _free(self) -> None:
-        """Return back what the problem took of the device's memory, to CuPy's and torch's own use too."""
-        forget_device_arrays()
-        gc.collect()
-        if self.kind == "cpu":
-            return
+    def _copy(self, count: int) -> Callable[[], Any]:
+        """Make a copy that reads and writes `count` bytes together: what the memory can do."""
+        library = self.library
+        source = library.ones(max(1, count // 2), np.uint8)
+        target = library.empty_like(source)
+        if self.kind == "gpu" or self.threads == 1 or count < THREADED_COPY_BYTES:
+            return lambda: library.copyto(target, source)
+        pieces = list(zip(np.array_split(target, self.threads), np.array_split(source, self.threads), strict=True))
+        return lambda: for_each(np.copyto, pieces)
+
+
+def free_memory(on_gpu: bool) -> None:
+    """Give back what a problem took, of a GPU's memory what CuPy and torch keep for their own use too."""
+    forget_device_arrays()
+    gc.collect()
+    if on_gpu:
         import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.get_default_pinned_memory_pool().free_all_blocks()
         if "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
-
-    def _copy(self, count: int) -> Callable[[], Any]:
-        """Make a copy that reads and writes `count` bytes together: what the memory can do."""
-        size = max(1, count // 2)
-        if self.kind == "gpu":
-            import cupy
-
-            source = cupy.ones(size, np.uint8)
-            target = cupy.empty_like(source)
-            return lambda: cupy.copyto(target, source)
-        source = np.ones(size, np.uint8)
-        target = np.empty_like(source)
-        if self.threads == 1 or count < THREADED_COPY_BYTES:
-            return lambda: np.copyto(target, source)
-        pieces = list(zip(np.array_split(target, self.threads), np.array_split(source, self.threads), strict=True))
-        return lambda: for_each(np.copyto, pieces)
 
 
 @dataclass(frozen=True)
@@ -229,7 +222,7 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
         for unfinished in run.rows:
             if unfinished.key == row.key:
                 row.failures = dict(unfinished.failures)
-        bench.variants = list(task.variants)
+        bench.variants = task.variants
         run.variants = list(dict.fromkeys([*run.variants, *task.variants]))
         try:
             bench.measure(task.problem, task.dtype, row)
@@ -275,51 +268,46 @@ def device_kind(wanted: str) -> str:
     return "gpu" if count else "cpu"
 
 
-def cpu_bench(
-    threads: int | None, seconds: float, commit_given: str | None = None, requested: Sequence[str] = ()
-) -> tuple[Bench, Run]:
+def cpu_bench(threads: int | None, seconds: float, requested: Sequence[str] = ()) -> Bench:
     """Prepare for this machine's CPU."""
     gpufold.set_num_threads(threads)
     threads = gpufold.get_num_threads()
-    kept = keep_freed_memory()
-    peers = installed("cpu", requested)
     memory, why = resident_peak_or_why()
-    bench = Bench("cpu", CpuClock(), threads, seconds, peers, [], memory)
-    notes = ["Freed memory is kept for the next result, for every candidate alike."] if kept else []
+    notes = ["Freed memory is kept for the next result, for every candidate alike."] if keep_freed_memory() else []
     notes += [f"Memory is not measured here: {why}."] if why else []
-    return bench, _run(bench, f"{processor()}, {threads} threads", notes, commit_given)
+    peers, device = installed("cpu", requested), f"{processor()}, {threads} threads"
+    return Bench("cpu", device, CpuClock(), threads, seconds, peers, memory=memory, notes=notes)
 
 
-def gpu_bench(seconds: float, commit_given: str | None = None, requested: Sequence[str] = ()) -> tuple[Bench, Run]:
+def gpu_bench(seconds: float, requested: Sequence[str] = ()) -> Bench:
     """Prepare for the current CUDA device."""
     import cupy
 
-    number = cupy.cuda.runtime.getDevice()
-    name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-    peers = installed("gpu", requested)
-    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, peers, [], pool_peak(cupy))
+    name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"].decode()
     device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
-    run = _run(bench, device, ["The L2 cache is flushed each time."], commit_given)
-    run.versions["cupy"] = cupy.__version__
-    return bench, run
+    peers, threads = installed("gpu", requested), gpufold.get_num_threads()
+    notes = ["The L2 cache is flushed each time."]
+    return Bench("gpu", device, GpuClock(cupy), threads, seconds, peers, memory=pool_peak(cupy), notes=notes)
 
 
-def _run(bench: Bench, device: str, notes: list[str], commit_given: str | None) -> Run:
+def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[str, Any]) -> Run:
+    """Describe a run before anything is measured."""
     versions = {"python": platform.python_version(), "gpufold": gpufold.__version__, "numpy": np.__version__}
     versions |= {peer.distribution: version(peer.distribution) for peer in bench.peers if peer.distribution}
-    if names := absent(bench.kind):
-        notes.append(f"Not installed here, and so not measured: {'; '.join(names)}.")
+    versions |= {"cupy": bench.library.__version__} if bench.kind == "gpu" else {}
+    names = absent(bench.kind)
     return Run(
-        device=device,
+        device=bench.device,
         kind=bench.kind,
         threads=bench.threads,
         versions=versions,
         commit=commit(commit_given),
-        command=command_line([]),
+        command=command,
         date=now(),
         peers=[peer.name for peer in bench.peers],
         variants=[],
-        notes=notes,
+        notes=bench.notes + ([f"Not installed here, and so not measured: {'; '.join(names)}."] if names else []),
+        options=options,
     )
 
 
@@ -336,17 +324,3 @@ def device_facts() -> Device:
     from gpufold.gpu import launch
 
     return launch.device(cupy.cuda.runtime.getDevice())
-
-
-def _chosen(problem: Problem, data: Any, result: Any) -> str:
-    """Name the variant that `auto` takes for arrays like these on the current device."""
-
-    def operand(array: Any) -> Operand:
-        return Operand(array.shape, tuple(step // array.itemsize for step in array.strides))
-
-    operands = operand(data), operand(result)
-    return choose(
-        calls.Call(problem.operation, problem.planned_geometry, data.dtype.name, fusion=problem.fusion),
-        *operands,
-        device_facts(),
-    ).variant

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial, reduce
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,21 @@ import numpy as np
 
 import gpufold
 from bench.clients import client
-from bench.problems import BLOCK_OPERATIONS, TAKING_APART, Problem, pixels, pixels_at
+from bench.problems import (
+    AT_POSITIONS,
+    BLOCK_OPERATIONS,
+    TAKING_APART,
+    Problem,
+    library_of,
+    pixels,
+    transposed,
+)
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
+from gpufold.operations import OPERATIONS
+
+SLIDING, SPACE = ("col2im", "im2col"), ("batch_to_space", "space_to_batch")
+FLOATS, COMPLEX = ("float16", "bfloat16", "float32", "float64"), ("complex64", "complex128")
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Peer:
-    """One library, or one way to write the operation with it."""
+    """One library, or one way to write the operation with it, and the problems that it serves."""
 
     name: str
     distribution: str
@@ -45,8 +56,14 @@ class Peer:
     Everything that a user does once, such as building a session, and bringing the data into the library's own
     type and layout, is done here and not timed.
     """
-    kinds: tuple[str, ...] = ("plain",)
-    """The kinds of problems that it is asked for, see `Problem.kind`."""
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+    axes: tuple[int, ...] = tuple(range(9))
+    """How many axes sliding blocks may have."""
+    dtypes: tuple[str, ...] = tuple(ELEMENT_TYPES)
+    fused: tuple[bool, ...] = (False, True)
+    """Whether sliding blocks may be averaged or weighed."""
+    undilated: bool = False
+    """Whether it takes dilations of 0, as only gpufold and OpenVINO do."""
     on_request: bool = False
     """Whether it is measured only where it is named, for it takes minutes before it is timed."""
 
@@ -54,53 +71,77 @@ class Peer:
     def installed(self) -> bool:
         return importlib.util.find_spec(self.module) is not None
 
-    @property
-    def version(self) -> str:
-        return importlib.metadata.version(self.distribution) if self.distribution else ""
+    def call(self, problem: Problem, data: Any, threads: int) -> Call | None:
+        """Make the call for a problem, or None where the peer does not serve it."""
+        axes = problem.geometry.axes if isinstance(problem.geometry, SlidingGeometry) else ()
+        served = (
+            problem.operation in self.operations
+            and data.dtype.name in self.dtypes
+            and (problem.kind == "fused") in self.fused
+            and (not axes or len(axes) in self.axes)
+            and (self.undilated or all(axis.dilation for axis in axes))
+        )
+        return self.prepare(problem, data, threads) if served else None
 
 
-def _dilated(geometry: SlidingGeometry | SpaceGeometry) -> bool:
-    """Tell whether every dilation is at least 1: only gpufold and openvino take 0."""
-    return all(axis.dilation > 0 for axis in geometry.axes)
+UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
+
+
+def _along(geometry: SlidingGeometry, name: str) -> tuple[int, ...]:
+    return tuple(getattr(axis, name) for axis in geometry.axes)
+
+
+def _pads(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
+    if isinstance(geometry, SpaceGeometry):
+        return list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
+    return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
 
 
 def _symmetric(geometry: SlidingGeometry) -> bool:
-    return _dilated(geometry) and all(axis.pad_begin == axis.pad_end for axis in geometry.axes)
+    return all(begin == end for begin, end in _pads(geometry))
+
+
+def _padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
+    """Return an array or tensor with zeros around its last axes; itself where none are added."""
+    pads = _pads(geometry)
+    if not any(map(any, pads)):
+        return array
+    library = library_of(array)
+    if library.__name__ == "torch":
+        return library.nn.functional.pad(array, [pad for pair in reversed(pads) for pad in pair])
+    return library.pad(array, [(0, 0)] * (array.ndim - len(pads)) + pads)
+
+
+def _cropped(padded: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
+    """View the last axes of a padded image without what is around it."""
+    sizes = geometry.space_size if isinstance(geometry, SpaceGeometry) else geometry.image_size
+    return padded[(..., *(slice(begin, begin + size) for (begin, _), size in zip(_pads(geometry), sizes, strict=True)))]
+
+
+def _divided(image: Any, divisor: Any) -> Any:
+    """Divide where there is something to divide by."""
+    return image / library_of(image).where(divisor == 0, 1, divisor)
+
+
+def _powers(problem: Problem, weights: Any) -> Any:
+    """Return what the divisor of an average is summed of."""
+    return weights * weights if problem.reduction == "least_squares" else weights
 
 
 # ---- compositions that a user of NumPy, CuPy or torch writes
 
 
-def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
+def _composition(problem: Problem, data: Any, threads: int) -> Call:
     """Copy a sliding window view, or reshape, transpose, copy and slice: moves in one array operation."""
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
-    geometry = problem.geometry
-    if not _dilated(geometry):
-        return None
-    if isinstance(geometry, SpaceGeometry):
-        return Call(lambda: _permute(problem.operation, geometry, data, library))
-    if problem.operation == "im2col":
-        return Call(lambda: _window_view(geometry, data, library))
-    if problem.operation == "array_to_blocks":
-        return Call(lambda: _block_view(geometry, data, library))
-    return None
+    return Call(partial(_permuted if problem.operation in SPACE else _windows, problem, data))
 
 
-def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
+def _two_passes(problem: Problem, data: Any, threads: int) -> Call:
     """Let gpufold fold twice, as if it could not fuse: weighed columns, and the weights of one plane."""
-    geometry = problem.geometry
-    if problem.operation == "im2col":
-        return None
-    assert isinstance(geometry, SlidingGeometry)
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
-    weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())).reshape(-1, 1)
-    power = weights * weights if problem.reduction == "least_squares" else weights
-    strides, begin, end = zip(*((axis.stride, axis.pad_begin, axis.pad_end) for axis in geometry.axes), strict=True)
-
-    def fold(columns: Any) -> Any:
-        return gpufold.col2im(
-            columns, geometry.image_size, geometry.block_shape, strides=strides, pads_begin=begin, pads_end=end
-        )
+    geometry, library = problem.geometry, library_of(data)
+    weights = library.asarray(problem.block_weights().reshape(-1, 1))
+    power = _powers(problem, weights)
+    fold = partial(gpufold.col2im, **replace(problem, operation="col2im").arguments)
 
     def run() -> Any:
         columns = problem.as_columns(data)
@@ -110,8 +151,7 @@ def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
         image = fold(columns)
         if problem.reduction == "sum":
             return image
-        divisor = fold(library.broadcast_to(power, (1, power.size, columns.shape[-1])))
-        return image / library.where(divisor == 0, 1, divisor)
+        return _divided(image, fold(library.broadcast_to(power, (1, power.size, columns.shape[-1]))))
 
     return Call(run)
 
@@ -131,18 +171,15 @@ LOOPED_TIMES = 16
 
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
     """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy or CuPy writes."""
-    geometry, library = problem.geometry, np if isinstance(data, np.ndarray) else sys.modules["cupy"]
-    if problem.kind in ("placed", "taken"):
+    geometry, library = problem.geometry, library_of(data)
+    if problem.operation in AT_POSITIONS:
         return _loop_over_positions(problem, data)
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _loop_over_offsets(problem.operation, geometry, data, library))
-    takes = problem.operation in TAKING_APART
-    if not _dilated(geometry) or (takes and problem.window):
-        return None
-    if takes:
+    if problem.operation in TAKING_APART:
         loops = [partial(_take_apart, problem, data, library, over) for over in ("blocks", "taps")]
     else:
-        weights = reduce(library.multiply.outer, map(library.asarray, problem.weights()))
+        weights = library.asarray(problem.block_weights())
         loops = [partial(_put_together, problem, data, library, weights, over) for over in ("blocks", "taps")]
     counts = prod(geometry.num_blocks), prod(geometry.block_shape)
     most = min(LOOPED_STEPS, LOOPED_TIMES * min(counts) - 1)
@@ -185,79 +222,74 @@ def _as_blocks(problem: Problem, columns: Any) -> Any:
 
 def _put_together(problem: Problem, data: Any, library: Any, weights: Any, over: str) -> Any:
     geometry, blocks = problem.geometry, _as_blocks(problem, data)
-    padded = [axis.padded_size for axis in geometry.axes]
-    inside = (..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in geometry.axes))
+    padded = _along(geometry, "padded_size")
     image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
     if problem.kind != "fused":
         for where, part, _ in steps(geometry, over):
             image[where] += blocks[part]
-        return image[inside]
-    divisor = library.zeros(padded, weights.dtype)
-    power = weights * weights if problem.reduction == "least_squares" else weights
+        return _cropped(image, geometry)
+    divisor, power = library.zeros(padded, weights.dtype), _powers(problem, weights)
     for where, part, taps in steps(geometry, over):
         image[where] += blocks[part] * weights[taps] if problem.window else blocks[part]
         divisor[where] += power[taps]
-    image, divisor = image[inside], divisor[inside]
-    return image if problem.reduction == "sum" else image / library.where(divisor == 0, 1, divisor)
+    image, divisor = _cropped(image, geometry), _cropped(divisor, geometry)
+    return image if problem.reduction == "sum" else _divided(image, divisor)
 
 
 def _take_apart(problem: Problem, image: Any, library: Any, over: str) -> Any:
-    geometry = problem.geometry
-    pads = [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
-    padded = library.pad(image, [(0, 0), (0, 0), *pads]) if any(map(any, pads)) else image
+    padded = _padded(image, problem.geometry)
     result = library.empty(problem.output_shape, image.dtype)
     blocks = _as_blocks(problem, result)
-    for where, part, _ in steps(geometry, over):
+    for where, part, _ in steps(problem.geometry, over):
         blocks[part] = padded[where]
     return result
 
 
 def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
     """Copy the images of one offset in the blocks after another's."""
-    padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
     split = *geometry.block, geometry.batch, *geometry.grid
     offsets = [
         (offset, (slice(None), *(slice(first, None, step) for first, step in zip(offset, geometry.block, strict=True))))
         for offset in np.ndindex(geometry.block)
     ]
-    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
     if operation == "batch_to_space":
-        space, batch = library.empty((geometry.batch, *padded), data.dtype), data.reshape(split)
+        space, batch = library.empty(_padded_space(geometry), data.dtype), data.reshape(split)
         for offset, where in offsets:
             space[where] = batch[offset]
-        crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
-        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
-    space = library.pad(data, [(0, 0), *margins]) if any(map(any, margins)) else data
-    batch = library.empty(split, data.dtype)
+        return _cropped(space, geometry)
+    space, batch = _padded(data, geometry), library.empty(split, data.dtype)
     for offset, where in offsets:
         batch[offset] = space[where]
     return batch.reshape(geometry.batch_shape)
 
 
+def _padded_space(geometry: SpaceGeometry) -> tuple[int, ...]:
+    return geometry.batch, *(count * block for count, block in zip(geometry.grid, geometry.block, strict=True))
+
+
 def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
     """Add block after block, clipped, into an array, or copy them out: what ptychography codes and nnU-Net write."""
-    geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or prod(geometry.num_blocks) > LOOPED_STEPS:
+    geometry, library = problem.geometry, library_of(data)
+    if prod(geometry.num_blocks) > LOOPED_STEPS:
         return None
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     places, size = problem.positions().tolist(), geometry.image_size
-    weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())) if problem.window else None
+    weights = library.asarray(problem.block_weights()) if problem.window else None
 
     def run() -> Any:
-        takes = problem.kind == "taken"
+        takes = problem.operation == "take_blocks"
         result = library.zeros(problem.output_shape, data.dtype)
         image, blocks = (data, result) if takes else (result, data)
         for block, place in zip(blocks, places, strict=True):
             spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.block_shape, size, strict=True)]
             where = (..., *(slice(*span) for span in spans))
             taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
-            into, where_into, terms = (block, taps, image[where]) if takes else (image, where, block[taps])
+            terms = image[where] if takes else block[taps]
             if weights is not None:
                 terms = terms * weights[taps]
             if takes:
-                into[where_into] = terms
+                block[taps] = terms
             else:
-                into[where_into] += terms
+                image[where] += terms
         return result
 
     return Call(run)
@@ -265,69 +297,56 @@ def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
 
 def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
     """Add all elements at once, by index; where they fall outside, into one element that nobody looks at."""
-    geometry = problem.geometry
-    if problem.window or not isinstance(geometry, SlidingGeometry):
+    geometry, library = problem.geometry, library_of(data)
+    if problem.window or geometry.planes != 1:
         return None
-    if geometry.planes != 1:
-        return None
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     places, size = library.asarray(problem.positions()), prod(geometry.image_size)
 
     def run() -> Any:
         image = library.zeros(size + 1, data.dtype)
-        library.add.at(image, pixels_at(geometry, places, library), data.ravel())
+        library.add.at(image, pixels(geometry, places, library).ravel(), data.ravel())
         return image[:size].reshape(problem.output_shape)
 
     return Call(run)
 
 
-def _block_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
-    spatial = tuple(range(2, 2 + len(geometry.axes)))
-    windows = library.lib.stride_tricks.sliding_window_view(image, geometry.block_shape, spatial)
-    steps = [slice(None, None, axis.stride) for axis in geometry.axes]
-    return windows[(slice(None), slice(None), *steps)].copy()
-
-
-def _window_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
-    axes, rank = geometry.axes, len(geometry.axes)
-    if any(axis.pad_begin or axis.pad_end for axis in axes):
-        image = library.pad(image, [(0, 0), (0, 0), *((axis.pad_begin, axis.pad_end) for axis in axes)])
-    spatial = tuple(range(2, 2 + rank))
-    spans = tuple(axis.dilated_kernel for axis in axes)
-    windows = library.lib.stride_tricks.sliding_window_view(image, spans, spatial)
-    steps = [slice(None, None, axis.stride) for axis in axes] + [slice(None, None, axis.dilation) for axis in axes]
-    windows = windows[(slice(None), slice(None), *steps)]
+def _windows(problem: Problem, image: Any) -> Any:
+    geometry, rank = problem.geometry, len(problem.geometry.axes)
+    spans, spatial = _along(geometry, "dilated_kernel"), tuple(range(2, 2 + rank))
+    views = library_of(image).lib.stride_tricks.sliding_window_view(_padded(image, geometry), spans, spatial)
+    slices = [slice(None, None, step) for name in ("stride", "dilation") for step in _along(geometry, name)]
+    blocks = views[(slice(None), slice(None), *slices)]
+    if problem.operation == "array_to_blocks":
+        return blocks.copy()
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
-    return windows.transpose(order).copy().reshape(geometry.columns_shape)
+    return blocks.transpose(order).copy().reshape(geometry.columns_shape)
 
 
-def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
-    rank = len(geometry.block)
-    if operation == "batch_to_space":
+def _permuted(problem: Problem, data: Any) -> Any:
+    """Split the axes of an array or a tensor, and copy it in another order."""
+    geometry, rank = problem.geometry, len(problem.geometry.block)
+
+    def copied(array: Any, order: Sequence[int]) -> Any:
+        view = transposed(array, order)
+        return view.contiguous() if hasattr(view, "contiguous") else view.copy()
+
+    if problem.operation == "batch_to_space":
         blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
         order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
-        padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
-        space = blocks.transpose(order).copy().reshape(geometry.batch, *padded)
-        crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
-        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
-    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
-    padded_data = library.pad(data, [(0, 0), *margins]) if any(map(any, margins)) else data
+        return _cropped(copied(blocks, order).reshape(_padded_space(geometry)), geometry)
     split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
-    blocks = padded_data.reshape(geometry.batch, *split)
+    blocks = _padded(data, geometry).reshape(geometry.batch, *split)
     order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return blocks.transpose(order).copy().reshape(geometry.batch_shape)
+    return copied(blocks, order).reshape(geometry.batch_shape)
 
 
-def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
+def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
     """Return every column element its flat pixel, and scatter with atomic additions."""
-    geometry = problem.geometry
-    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry):
-        return None
     import cupy
     import cupyx
 
-    size = prod(geometry.image_size)
-    flat = cupy.asarray(pixels(geometry)).ravel()
+    geometry, size = problem.geometry, prod(problem.geometry.image_size)
+    flat = pixels(geometry, cupy.asarray(problem.positions()), cupy).T.ravel()
 
     def run() -> Any:
         image = cupy.zeros((geometry.planes, size + 1), data.dtype)
@@ -346,7 +365,8 @@ EVERY_TAP = 4096
 
 def _naive_gather(problem: Problem, data: Any, threads: int) -> Call | None:
     """Let each thread look for the taps of one pixel: indices of 32 bits, up to three axes."""
-    return _gather(problem, data, "naive_gather", np.int32, 3, 256)
+    few_taps = prod(problem.geometry.block_shape) <= EVERY_TAP
+    return _gather(problem, data, "naive_gather", np.int32, 3, 256) if few_taps else None
 
 
 def _batched_gather(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -356,15 +376,11 @@ def _batched_gather(problem: Problem, data: Any, threads: int) -> Call | None:
 
 def _gather(problem: Problem, data: Any, symbol: str, integer: Any, rank: int, threads: int) -> Call | None:
     """Launch a kernel of naive_gather.cu, whose parameters are all of one kind of integer, on float32."""
-    geometry = problem.geometry
-    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > rank:
-        return None
-    if not _dilated(geometry) or data.dtype != np.float32 or data.size > np.iinfo(integer).max:
-        return None
-    if symbol == "naive_gather" and prod(geometry.block_shape) > EVERY_TAP:
+    if data.size > np.iinfo(integer).max:
         return None
     import cupy
 
+    geometry = problem.geometry
     axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
     fields = ("size", "kernel", "stride", "dilation", "pad_begin", "blocks")
     lead = (geometry.planes,) if integer is np.int32 else (geometry.batch or 1, geometry.channels)
@@ -383,20 +399,10 @@ def _gather(problem: Problem, data: Any, symbol: str, integer: Any, rank: int, t
     return Call(run)
 
 
-UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
-
-
 def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
     """Fold in Triton, which tunes itself at the first call."""
-    geometry = problem.geometry
-    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2:
-        return None
-    if not _dilated(geometry) or data.dtype.name not in ("float32", "float16", "bfloat16"):
-        return None
-    if prod(geometry.block_shape) > EVERY_TAP:
-        return None
-    tensor = _tensor(data)
-    if not tensor.is_cuda:
+    geometry, tensor = problem.geometry, _tensor(data)
+    if prod(geometry.block_shape) > EVERY_TAP or not tensor.is_cuda:
         return None
     from bench.triton_fold import fold
 
@@ -411,27 +417,20 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
 
     Its time holds the inverse transforms too; the mean that it gives becomes the sum again outside of it.
     """
-    geometry = problem.geometry
-    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) != 1:
-        return None
+    geometry, library, fused = problem.geometry, library_of(data), problem.kind == "fused"
     (axis,) = geometry.axes
-    trims = (
-        problem.kind == "fused" and axis.pad_begin == axis.pad_end == axis.kernel // 2 and axis.size % axis.stride == 0
-    )
+    trims = fused and axis.pad_begin == axis.pad_end == axis.kernel // 2 and axis.size % axis.stride == 0
     if not trims and (axis.pad_begin or axis.pad_end):
         return None
-    if axis.dilation != 1 or axis.stride > axis.kernel or data.dtype.kind != "f":
+    if axis.dilation != 1 or axis.stride > axis.kernel:
         return None
-    if isinstance(data, np.ndarray):
-        library: Any = np
+    if fused and (problem.window, problem.reduction) != ("hann", "least_squares"):
+        return None
+    if library is np:
         from scipy.signal import istft
     else:
-        library = sys.modules["cupy"]
         from cupyx.scipy.signal import istft
 
-    window = problem.window or "boxcar"
-    if problem.kind == "fused" and (window, problem.reduction) != ("hann", "least_squares"):
-        return None
     segments = data.reshape(geometry.planes, axis.kernel, axis.blocks)
     spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64))
     spectra /= library.asarray(problem.weights()[0].sum(), data.dtype)  # as stft scales them
@@ -441,12 +440,13 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
 
     def as_sums(answer: Any) -> Any:
-        if problem.kind == "fused":
+        if fused:
             return answer.reshape(geometry.image_shape)
         mean = library.zeros((geometry.planes, axis.size), data.dtype)
         mean[:, : answer.shape[-1]] = answer
         return library.rint(mean * count).astype(data.dtype).reshape(geometry.image_shape)
 
+    window = problem.window or "boxcar"
     return Call(lambda: istft(spectra, window=window, boundary=trims, **options)[1], as_sums)
 
 
@@ -463,21 +463,20 @@ def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
     return Call(lambda: compiled(array).block_until_ready(), np.asarray)
 
 
-def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
+def _jax(problem: Problem, data: Any, threads: int) -> Call:
     """Take patches by a convolution with ones, and put them together by its transpose, as JAX's documents do."""
-    geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or not _dilated(geometry) or data.dtype.kind in "biu":
-        return None
     from jax import linear_transpose
     from jax.lax import Precision, conv_general_dilated_patches
+
+    geometry = problem.geometry
 
     def patches(image: Any) -> Any:
         found = conv_general_dilated_patches(
             image,
             geometry.block_shape,
-            [axis.stride for axis in geometry.axes],
-            [(axis.pad_begin, axis.pad_end) for axis in geometry.axes],
-            rhs_dilation=[axis.dilation for axis in geometry.axes],
+            _along(geometry, "stride"),
+            _pads(geometry),
+            rhs_dilation=_along(geometry, "dilation"),
             precision=Precision.HIGHEST,
         )
         return found.reshape(geometry.columns_shape)
@@ -491,46 +490,30 @@ def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
 def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
     """Add the blocks of one tap after another's by at[].add, where they are few enough to be compiled."""
     geometry = problem.geometry
-    if problem.operation not in ("col2im", "blocks_to_array") or not _dilated(geometry):
-        return None
-    assert isinstance(geometry, SlidingGeometry)
     if prod(geometry.block_shape) > COMPILED_STEPS:
         return None
-    padded = [axis.padded_size for axis in geometry.axes]
-    inside = (..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in geometry.axes))
+    shape = geometry.batch, geometry.channels, *_along(geometry, "padded_size")
 
     def run(columns: Any) -> Any:
         from jax import numpy
 
-        image, blocks = numpy.zeros((geometry.batch, geometry.channels, *padded), columns.dtype), columns
-        blocks = _as_blocks(problem, blocks)
+        image, blocks = numpy.zeros(shape, columns.dtype), _as_blocks(problem, columns)
         for where, part, _ in steps(geometry, "taps"):
             image = image.at[where].add(blocks[part])
-        return image[inside].reshape(problem.output_shape)
+        return _cropped(image, geometry).reshape(problem.output_shape)
 
     return _in_jax(data, threads, run)
 
 
 def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
     """Let gpufold compute on JAX's arrays, in a program that is compiled."""
-
-    def run(array: Any) -> Any:
-        from jax import numpy
-
-        options = dict(problem.averaged)
-        if problem.window:
-            options["window"] = window
-        function = getattr(gpufold, problem.operation)
-        if problem.kind == "placed":
-            return function(numpy.zeros(problem.output_shape, array.dtype), array, places, **options)
-        if problem.kind == "taken":
-            return function(array, places, **problem.arguments, **options)
-        return function(array, **problem.arguments, **options)
-
     from jax import numpy
 
-    window = [numpy.asarray(weights) for weights in problem.weights()] if problem.window else None
-    places = problem.positions() if problem.kind in ("placed", "taken") else None
+    function, given = getattr(gpufold, problem.operation), problem.given(numpy.asarray)
+
+    def run(array: Any) -> Any:
+        return problem.call(function, array, partial(numpy.zeros, dtype=array.dtype), given)
+
     return _in_jax(data, threads, run)
 
 
@@ -551,7 +534,7 @@ def _from_tensor(like: Any) -> Callable[[Any], Any]:
     def convert(tensor: Any) -> Any:
         import torch
 
-        library = np if isinstance(like, np.ndarray) else sys.modules["cupy"]
+        library = library_of(like)
         if tensor.dtype == torch.bfloat16:
             return library.from_dlpack(tensor.contiguous().view(torch.int16)).view(like.dtype)
         return library.from_dlpack(tensor)
@@ -559,23 +542,26 @@ def _from_tensor(like: Any) -> Callable[[Any], Any]:
     return convert
 
 
-def _torch_run(problem: Problem, data: Any) -> Callable[[Any], Any] | None:
+def _options_of_torch(geometry: SlidingGeometry, rank: int) -> dict[str, tuple[int, ...]]:
+    """Return the options of a fold of so many axes, the first of which may have one pixel."""
+    axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
+    names = {"kernel_size": "kernel", "dilation": "dilation", "padding": "pad_begin", "stride": "stride"}
+    return {option: tuple(getattr(axis, name) for axis in axes) for option, name in names.items()}
+
+
+def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Return F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
     import torch.nn.functional as functional
 
     geometry = problem.geometry
     if isinstance(geometry, SpaceGeometry):
-        return lambda tensor: _torch_permute(problem.operation, geometry, tensor)
-    if len(geometry.axes) > 2 or not _symmetric(geometry) or data.dtype.kind in "biu":
+        return lambda tensor: _permuted(problem, tensor).contiguous()
+    if not _symmetric(geometry) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    lead = (1,) * (2 - len(geometry.axes))
-    options = {
-        "kernel_size": (*lead, *geometry.block_shape),
-        "dilation": (*lead, *(axis.dilation for axis in geometry.axes)),
-        "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
-        "stride": (*lead, *(axis.stride for axis in geometry.axes)),
-    }
-    shape, picture = problem.output_shape, (*lead, *geometry.image_size)
+    shape, picture = problem.output_shape, (1, *geometry.image_size)[-2:]
+    options = _options_of_torch(geometry, 2)
+    if problem.kind == "fused":
+        return _torch_average(problem, tensor.device, partial(functional.fold, output_size=picture, **options))
     if problem.operation not in TAKING_APART:
         return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
 
@@ -586,70 +572,56 @@ def _torch_run(problem: Problem, data: Any) -> Callable[[Any], Any] | None:
     return unfold
 
 
-def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
-    import torch.nn.functional as functional
-
-    rank = len(geometry.block)
-    if operation == "batch_to_space":
-        order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
-        padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
-        space = tensor.reshape(*geometry.block, geometry.batch, *geometry.grid).permute(order)
-        space = space.reshape(geometry.batch, *padded)
-        crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
-        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))].contiguous()
-    pads = [pad for margins in zip(geometry.margin_begin, geometry.margin_end, strict=True) for pad in margins[::-1]]
-    if any(pads):
-        tensor = functional.pad(tensor, pads[::-1])
-    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
-    order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return tensor.reshape(geometry.batch, *split).permute(order).contiguous().reshape(geometry.batch_shape)
-
-
-def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
+def _torch_average(problem: Problem, device: Any, fold: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
     import torch
 
-    run = _torch_run(problem, data) if problem.kind != "fused" else _torch_average(problem, _tensor(data).device)
-    if run is None:
-        return None
-    torch.set_num_threads(threads)
-    tensor = _tensor(data)
-    return Call(lambda: run(tensor), _from_tensor(data))
+    geometry, blocks = problem.geometry, prod(problem.geometry.num_blocks)
+    weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=device)
+    power, weights_of_channels = _powers(problem, weights), weights.repeat(geometry.channels, 1)
+
+    def run(tensor: Any) -> Any:
+        columns = problem.as_columns(tensor)
+        if problem.window:
+            columns = columns * weights_of_channels
+        image = fold(columns)
+        if problem.reduction != "sum":
+            image = _divided(image, fold(power.expand(-1, blocks)[None]))
+        return image.reshape(geometry.image_shape)
+
+    return run
 
 
-def _gpufold_torch(problem: Problem, data: Any, threads: int) -> Call:
+def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
     """Let gpufold compute on tensors."""
-    run = _gpufold_torch_run(problem, data)
-    tensor = _tensor(data)
-    return Call(lambda: run(tensor), _from_tensor(data))
-
-
-def _gpufold_torch_run(problem: Problem, data: Any) -> Callable[[Any], Any]:
     import torch
 
     import gpufold.torch
 
-    device = _tensor(data).device
-    options = dict(problem.averaged)
-    if problem.window:
-        options["window"] = [torch.as_tensor(weights, device=device) for weights in problem.weights()]
-    function = getattr(gpufold.torch, problem.operation)
-    if problem.kind not in ("placed", "taken"):
-        return lambda tensor: function(tensor, **problem.arguments, **options)
-    places = torch.as_tensor(problem.positions(), device=device)
-    if problem.kind == "taken":
-        return lambda tensor: function(tensor, places, **problem.arguments, **options)
-    shape = problem.output_shape
-    return lambda tensor: gpufold.torch.add_blocks_(tensor.new_zeros(shape), tensor, places, **options)
+    function = getattr(gpufold.torch, "add_blocks_" if problem.operation == "add_blocks" else problem.operation)
+    given = problem.given(partial(torch.as_tensor, device=tensor.device))
+    return lambda tensor: problem.call(function, tensor, tensor.new_zeros, given)
 
 
-def _with_gradient(run: Callable[[Any], Any], data: Any) -> Call | None:
-    """Time a call with the gradient of its sum, for floats."""
+def _on_tensors(make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int) -> Call | None:
+    """Time what is made to run on a tensor."""
     import torch
 
     tensor = _tensor(data)
-    if not tensor.is_floating_point():
+    run = make(problem, tensor)
+    torch.set_num_threads(threads)
+    return None if run is None else Call(lambda: run(tensor), _from_tensor(data))
+
+
+def _with_gradient(make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int) -> Call | None:
+    """Time it with the gradient of its sum."""
+    import torch
+
+    leaf = _tensor(data).detach().requires_grad_()
+    run = make(problem, leaf.detach())
+    torch.set_num_threads(threads)
+    if run is None:
         return None
-    leaf = tensor.detach().requires_grad_()
 
     def both() -> Any:
         result = run(leaf)
@@ -659,64 +631,20 @@ def _with_gradient(run: Callable[[Any], Any], data: Any) -> Call | None:
     return Call(both, _from_tensor(data))
 
 
-def _torch_with_gradient(problem: Problem, data: Any, threads: int) -> Call | None:
-    import torch
-
-    run = _torch_run(problem, data) if problem.kind != "fused" else _torch_average(problem, _tensor(data).device)
-    torch.set_num_threads(threads)
-    return None if run is None else _with_gradient(run, data)
-
-
-def _gpufold_torch_with_gradient(problem: Problem, data: Any, threads: int) -> Call | None:
-    return _with_gradient(_gpufold_torch_run(problem, data), data)
-
-
-def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None:
-    """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
-    geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2 or problem.operation in TAKING_APART:
-        return None
-    import torch
-    import torch.nn.functional as functional
-
-    lead = (1,) * (2 - len(geometry.axes))
-    options = {
-        "output_size": (*lead, *geometry.image_size),
-        "kernel_size": (*lead, *geometry.block_shape),
-        "stride": (*lead, *(axis.stride for axis in geometry.axes)),
-        "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
-    }
-    shape, blocks = geometry.image_shape, prod(geometry.num_blocks)
-    weights = reduce(torch.outer, [torch.as_tensor(w, device=device) for w in problem.weights()]).reshape(-1, 1)
-    power = weights * weights if problem.reduction == "least_squares" else weights
-    weights_of_channels = weights.repeat(geometry.channels, 1)
-
-    def run(tensor: Any) -> Any:
-        columns = problem.as_columns(tensor)
-        if problem.window:
-            columns = columns * weights_of_channels
-        image = functional.fold(columns, **options)
-        if problem.reduction != "sum":
-            divisor = functional.fold(power.expand(-1, blocks)[None], **options)
-            image = image / torch.where(divisor == 0, 1, divisor)
-        return image.reshape(shape)
-
-    return run
-
-
 def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else a pool of as many processes as cores
     import torch
     import torch._dynamo.utils
 
-    run = _torch_run(problem, data)
+    tensor = _tensor(data)
+    run = _torch_run(problem, tensor)
     if run is None:
         return None
     # Every problem's function shares one code object, of which Dynamo compiles a few and runs the others as they are.
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    tensor, compiled = _tensor(data), torch.compile(run, dynamic=False, fullgraph=True)
+    compiled = torch.compile(run, dynamic=False, fullgraph=True)
     compiled(tensor)
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     if graphs != 1 or breaks:
@@ -731,21 +659,13 @@ UNFOLD_ND_TAPS = 4096
 def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     """Run it where torch has nothing: one and three axes."""
     geometry = problem.geometry
-    if isinstance(geometry, SlidingGeometry) and prod(geometry.block_shape) > UNFOLD_ND_TAPS:
-        return None
-    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) not in (1, 3) or not _symmetric(geometry):
+    if prod(geometry.block_shape) > UNFOLD_ND_TAPS or not _symmetric(geometry):
         return None
     import torch
     from unfoldNd import foldNd, unfoldNd
 
     torch.set_num_threads(threads)
-    tensor = _tensor(data)
-    options = {
-        "kernel_size": geometry.block_shape,
-        "dilation": tuple(axis.dilation for axis in geometry.axes),
-        "padding": tuple(axis.pad_begin for axis in geometry.axes),
-        "stride": tuple(axis.stride for axis in geometry.axes),
-    }
+    tensor, options = _tensor(data), _options_of_torch(geometry, len(geometry.axes))
     if problem.operation == "col2im":
         return Call(lambda: foldNd(tensor, geometry.image_size, **options), _from_tensor(data))
     return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
@@ -754,21 +674,16 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
 # ---- clients: libraries that stitch, by the code that they are published with
 
 
-def _tiles(problem: Problem, data: Any) -> tuple[SlidingGeometry, dict[tuple[int, ...], Any]] | None:
+def _tiles(problem: Problem, data: Any) -> dict[tuple[int, ...], Any] | None:
     """Return the averaged tiles of one image as clients see them, (1, channels, *tile), by their first elements."""
     geometry = problem.geometry
-    if problem.operation != "blocks_to_array" or problem.reduction != "mean" or geometry.batch != 1:
+    if problem.reduction != "mean" or geometry.batch != 1 or prod(geometry.num_blocks) > LOOPED_BLOCKS:
         return None
-    assert isinstance(geometry, SlidingGeometry)
-    if prod(geometry.num_blocks) > LOOPED_BLOCKS or any(axis.stride > axis.kernel for axis in geometry.axes):
+    if any(axis.stride > axis.kernel for axis in geometry.axes):
         return None
-    strides, tensor = [axis.stride for axis in geometry.axes], _tensor(data)
-    return geometry, {
-        tuple(number * stride for number, stride in zip(block, strides, strict=True)): tensor[
-            (slice(None),) * 2 + block
-        ]
-        for block in np.ndindex(*geometry.num_blocks)
-    }
+    tensor, blocks = _tensor(data), np.ndindex(*geometry.num_blocks)
+    places = map(tuple, problem.positions().tolist())
+    return {place: tensor[(slice(None), slice(None), *block)] for place, block in zip(places, blocks, strict=True)}
 
 
 def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -779,17 +694,16 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
     """
     import torch
 
-    tiles = _tiles(problem, data)
-    if tiles is None or len(problem.geometry.axes) > 3:
+    geometry, tiles = problem.geometry, _tiles(problem, data)
+    if tiles is None:
         return None
-    geometry, by_begin = tiles
     inferers, tensor = client("monai.inferers"), _tensor(data)
     picture = tensor.new_zeros((1, 1, *geometry.image_size))
-    window = torch.as_tensor(reduce(np.multiply.outer, problem.weights()), device=tensor.device)
+    window = torch.as_tensor(problem.block_weights(), device=tensor.device)
     overlap = [max(0, 1 - (axis.stride + 0.5) / axis.kernel) for axis in geometry.axes]  # it rounds the stride down
 
     def run() -> Any:
-        answers = iter(by_begin.values())
+        answers = iter(tiles.values())
         return inferers.sliding_window_inference(
             picture, geometry.block_shape, 1, lambda tile: next(answers).clone(), overlap, roi_weight_map=window
         )
@@ -800,15 +714,14 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
 
 def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
     """Stitch by gpufold.map_tiles, one tile at a time in place of what a network gives, as MONAI does."""
-    tiles = _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data)
     if tiles is None:
         return None
-    geometry, by_begin = tiles
     picture = _tensor(data).new_zeros((1, *geometry.image_size))
-    strides, window = [axis.stride for axis in geometry.axes], problem.weights() if problem.window else None
+    strides, window = _along(geometry, "stride"), problem.weights() if problem.window else None
 
     def run() -> Any:
-        answers = iter(by_begin.values())
+        answers = iter(tiles.values())
         return gpufold.map_tiles(
             lambda _: next(answers), picture, geometry.block_shape, strides=strides, window=window
         )[None]
@@ -820,18 +733,15 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
     """Aggregate tiles of a volume as TorchIO does, with the problem's window in place of Hann's."""
     import torch
 
-    tiles = _tiles(problem, data)
-    if tiles is None or len(problem.geometry.axes) != 3:
-        return None
-    geometry, by_begin = tiles
+    geometry, tiles = problem.geometry, _tiles(problem, data)
     overlap = [axis.kernel - axis.stride for axis in geometry.axes]
-    if any(each % 2 for each in overlap):  # it takes no odd ones
+    if tiles is None or any(each % 2 for each in overlap):  # it takes no odd ones
         return None
     torchio = client("torchio")
     subject = torchio.Subject(image=torchio.ScalarImage(tensor=torch.zeros(1, *geometry.image_size)))
     sampler = torchio.GridSampler(subject, geometry.block_shape, overlap)
-    window = torch.from_numpy(reduce(np.multiply.outer, problem.weights()))
-    batches = [(by_begin[tuple(each[:3].tolist())], torch.from_numpy(each[None])) for each in sampler.locations]
+    window = torch.from_numpy(problem.block_weights())
+    batches = [(tiles[tuple(each[:3].tolist())], torch.from_numpy(each[None])) for each in sampler.locations]
 
     def run() -> Any:
         aggregator = torchio.GridAggregator(sampler, overlap_mode="hann" if problem.window else "average")
@@ -852,7 +762,7 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
     import torch
 
     geometry = problem.geometry
-    if problem.window or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) != 2 or geometry.planes != 1:
+    if problem.window or geometry.planes != 1:
         return None
     processing, tensor = client("ptychi.image_proc"), _tensor(data)
     logging.getLogger().setLevel(logging.ERROR)
@@ -867,32 +777,28 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
         return processing.extract_patches_fourier_shift(picture, centres, geometry.block_shape, pad=0)
 
     torch.set_num_threads(threads)
-    run = place if problem.kind == "placed" else extract
+    run = place if problem.operation == "add_blocks" else extract
     return Call(run, lambda answer: _from_tensor(data)(answer.contiguous()).reshape(problem.output_shape))
 
 
 # ---- inference engines and others
 
 
-def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call | None:
-    geometry = problem.geometry
-    if problem.operation not in ("col2im", "blocks_to_array") or data.dtype.name not in ("float32", "float16"):
-        return None
-    if not isinstance(geometry, SlidingGeometry) or not _dilated(geometry):
-        return None
+def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
     import onnx
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    axes = geometry.axes
+    geometry = problem.geometry
     element = TensorProto.FLOAT if data.dtype.name == "float32" else TensorProto.FLOAT16
+    begins, ends = zip(*_pads(geometry), strict=True)
     node = helper.make_node(
         "Col2Im",
         ["input", "image_shape", "block_shape"],
         ["output"],
-        dilations=[axis.dilation for axis in axes],
-        pads=[*(axis.pad_begin for axis in axes), *(axis.pad_end for axis in axes)],
-        strides=[axis.stride for axis in axes],
+        dilations=_along(geometry, "dilation"),
+        pads=[*begins, *ends],
+        strides=_along(geometry, "stride"),
     )
     shapes = [
         numpy_helper.from_array(np.array(sizes, np.int64), name)
@@ -913,11 +819,7 @@ def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: session.run(None, {"input": problem.as_columns(data)})[0])
 
 
-def _openvino(problem: Problem, data: Any, threads: int) -> Call | None:
-    if problem.operation == "im2col" or data.dtype.name in ("bfloat16", "complex64"):
-        return None
-    if isinstance(problem.geometry, SlidingGeometry) and len(problem.geometry.axes) != 2:
-        return None
+def _openvino(problem: Problem, data: Any, threads: int) -> Call:
     import openvino
     from openvino import opset2, opset15
 
@@ -942,77 +844,73 @@ def _openvino(problem: Problem, data: Any, threads: int) -> Call | None:
 def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
     """Run it on blocks in its own layout, (..., *blocks, *block); it knows no padding and no dilation."""
     geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 3:
-        return None
     if any(axis.pad_begin or axis.pad_end or axis.dilation != 1 for axis in geometry.axes):
-        return None
-    if data.dtype.name not in ("float32", "float64", "complex64", "complex128"):
         return None
     import sigpy
 
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
-    rank, strides = len(geometry.axes), tuple(axis.stride for axis in geometry.axes)
-    if problem.operation == "array_to_blocks":
-        return Call(lambda: sigpy.array_to_blocks(data, geometry.block_shape, strides))
-    if problem.operation == "blocks_to_array":
-        return Call(lambda: sigpy.blocks_to_array(data, geometry.image_shape, geometry.block_shape, strides))
-    taps, blocks = tuple(range(2, 2 + rank)), tuple(range(2 + rank, 2 + 2 * rank))
-    if problem.operation == "im2col":
-        order = (0, 1, *blocks, *taps)  # sigpy's blocks come before its taps, so this swaps them back
+    block, strides = geometry.block_shape, _along(geometry, "stride")
+    if problem.operation in TAKING_APART:
 
-        def as_columns(answer: Any) -> Any:
-            return answer.transpose(order).reshape(geometry.columns_shape)
+        def as_columns(blocks: Any) -> Any:
+            return replace(problem, operation="blocks_to_array").as_columns(blocks)
 
-        return Call(lambda: sigpy.array_to_blocks(data, geometry.block_shape, strides), as_columns)
-    own = library.ascontiguousarray(data.reshape(geometry.split_columns_shape).transpose(0, 1, *blocks, *taps))
-    return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, geometry.block_shape, strides))
+        run = partial(sigpy.array_to_blocks, data, block, strides)
+        return Call(run, as_columns) if problem.operation == "im2col" else Call(run)
+    own = data
+    if problem.operation == "col2im":
+        own = library_of(data).ascontiguousarray(problem.as_blocks(data))
+    return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, block, strides))
 
 
 def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
-    if isinstance(geometry, SlidingGeometry) or len(geometry.block) > 4 or data.dtype == np.bool_:
+    if len(geometry.block) > 4:
         return None
     import tensorflow
 
-    tensor = tensorflow.constant(data)
-    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
-    function = getattr(tensorflow, problem.operation)
-    return Call(lambda: function(tensor, geometry.block, margins), lambda answer: answer.numpy())
+    tensor, function = tensorflow.constant(data), getattr(tensorflow, problem.operation)
+    return Call(lambda: function(tensor, geometry.block, _pads(geometry)), lambda answer: answer.numpy())
 
 
-EVERY_KIND = ("plain", "blocks", "fused", "placed", "taken")
+CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
+SUMS, VIEWS = ("col2im", "blocks_to_array"), ("im2col", "array_to_blocks", *SPACE)
+ON_GRIDS = (*SUMS, *VIEWS)
+PLAIN, AVERAGE = {"fused": (False,)}, {"fused": (True,)}
+SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_array",), **AVERAGE}
+OF_FLOATS = {"dtypes": FLOATS, "undilated": True}
+IN_C = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
 PEERS: tuple[Peer, ...] = (
-    Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "blocks", "fused")),
-    Peer("gpufold.torch", "torch", "torch", ("cpu", "gpu"), _gpufold_torch, EVERY_KIND),
-    Peer("torch, gradient", "torch", "torch", ("cpu", "gpu"), _torch_with_gradient, ("plain", "blocks", "fused")),
-    Peer("gpufold.torch, gradient", "torch", "torch", ("cpu", "gpu"), _gpufold_torch_with_gradient, EVERY_KIND),
-    Peer("jax", "jax", "jax", ("cpu",), _jax),
-    Peer("jax, at[].add", "jax", "jax", ("cpu",), _jax_loop, ("plain", "blocks")),
-    Peer("gpufold.jax", "jax", "jax", ("cpu",), _gpufold_jax, EVERY_KIND),
-    Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime, ("plain", "blocks")),
-    Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
-    Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy, ("plain", "blocks")),
-    Peer("unfoldNd", "unfoldNd", "unfoldNd", ("cpu", "gpu"), _unfold_nd),
-    Peer("tensorflow", "tensorflow", "tensorflow", ("cpu",), _tensorflow),
-    Peer("numpy", "numpy", "numpy", ("cpu",), _composition, ("plain", "blocks")),
-    Peer("istft", "scipy", "scipy", ("cpu",), _istft, ("plain", "fused")),
-    Peer("istft", "", "cupyx", ("gpu",), _istft, ("plain", "fused")),
-    Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
-    Peer("MONAI", "monai", "monai", ("cpu", "gpu"), _monai, ("fused",)),
-    Peer("gpufold.map_tiles", "torch", "torch", ("cpu", "gpu"), _map_tiles, ("fused",)),
-    Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
-    Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed", "taken")),
-    Peer("loop", "numpy", "numpy", ("cpu",), _loop, EVERY_KIND),
-    Peer("loop", "", "cupy", ("gpu",), _loop, EVERY_KIND, on_request=True),
-    Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
-    Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
-    Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile, on_request=True),
-    Peer("Triton", "triton", "triton", ("gpu",), _triton),
-    Peer("naive gather", "", "cupy", ("gpu",), _naive_gather),
-    Peer("batched gather", "", "cupy", ("gpu",), _batched_gather),
-    Peer("cupy", "", "cupy", ("gpu",), _composition, ("plain", "blocks")),
-    Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),
+    Peer("torch", "torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
+    Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), undilated=True),
+    Peer("torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _torch_run), ON_GRIDS, (1, 2), FLOATS),
+    Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _gpufold_torch_run), **OF_FLOATS),
+    Peer("jax", "jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
+    Peer("jax, at[].add", "jax", "jax", CPU, _jax_loop, SUMS, **PLAIN),
+    Peer("gpufold.jax", "jax", "jax", CPU, _gpufold_jax, undilated=True),
+    Peer("onnxruntime", "onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
+    Peer("openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), IN_C, undilated=True, **PLAIN),
+    Peer("sigpy", "sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
+    Peer("unfoldNd", "unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
+    Peer("tensorflow", "tensorflow", "tensorflow", CPU, _tensorflow, SPACE, dtypes=tuple(ELEMENT_TYPES)[1:]),
+    Peer("numpy", "numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
+    Peer("istft", "scipy", "scipy", CPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
+    Peer("istft", "", "cupyx", GPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
+    Peer("two passes", "", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
+    Peer("MONAI", "monai", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
+    Peer("gpufold.map_tiles", "torch", "torch", BOTH, _map_tiles, **TILES),
+    Peer("TorchIO", "torchio", "torchio", CPU, _torchio, axes=(3,), **TILES),
+    Peer("pty-chi", "ptychi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
+    Peer("loop", "numpy", "numpy", CPU, _loop),
+    Peer("loop", "", "cupy", GPU, _loop, on_request=True),
+    Peer("add.at", "numpy", "numpy", CPU, _add_at, ("add_blocks",)),
+    Peer("add.at", "", "cupy", GPU, _add_at, ("add_blocks",)),
+    Peer("torch.compile", "torch", "torch", GPU, _torch_compile, (*SLIDING, *SPACE), (1, 2), on_request=True, **PLAIN),
+    Peer("Triton", "triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
+    Peer("naive gather", "", "cupy", GPU, _naive_gather, axes=(1, 2, 3), dtypes=("float32",), **SUM),
+    Peer("batched gather", "", "cupy", GPU, _batched_gather, axes=(1, 2), dtypes=("float32",), **SUM),
+    Peer("cupy", "", "cupy", GPU, _composition, VIEWS, **PLAIN),
+    Peer("scatter_add", "", "cupyx", GPU, _scatter_add, **SUM),
 )
 
 

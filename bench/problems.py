@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 import gpufold
 from gpufold.calls import Call, Fusion
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
-from gpufold.gpu.plan import Operand
+from gpufold.gpu.plan import H200, Device, Operand, Plan
 from gpufold.gpu.registry import choose
 
 Array = npt.NDArray[Any]
@@ -43,7 +44,17 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 def itemsize_of(name: str) -> int:
     """Return the bytes of an element, which are known of bfloat16 without ml_dtypes too."""
-    return 2 if name == "bfloat16" else dtype_of(name).itemsize
+    return ELEMENT_TYPES[name].itemsize
+
+
+def library_of(array: Any) -> Any:
+    """Return the package that an array is of."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def transposed(array: Any, order: Sequence[int]) -> Any:
+    """Return a view of an array, or of a tensor, with its axes in another order."""
+    return array.permute(order) if hasattr(array, "permute") else array.transpose(order)
 
 
 @dataclass(frozen=True)
@@ -153,8 +164,7 @@ class Problem:
 
     def compulsory_bytes(self, dtype: str) -> int:
         """Return what has to be moved at least, as plans have it: mostly each input and output byte once."""
-        operands = Operand.contiguous(self.input_shape), Operand.contiguous(self.output_shape)
-        return choose(Call(self.operation, self.planned_geometry, dtype, self.fusion), *operands).bytes_moved
+        return plan_of(self, "auto", dtype).bytes_moved
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -168,8 +178,8 @@ class Problem:
                 f"{margin}_end": (0, *geometry.margin_end),
             }
         axes = geometry.axes
-        if self.operation == "take_blocks":
-            return {"block_shape": geometry.block_shape}
+        if self.operation in AT_POSITIONS:
+            return {"block_shape": geometry.block_shape} if self.operation == "take_blocks" else {}
         if self.operation in BLOCK_OPERATIONS:
             strides = tuple(axis.stride for axis in axes)
             arguments = {"block_shape": geometry.block_shape, "strides": strides}
@@ -184,41 +194,50 @@ class Problem:
         return {"output_size": geometry.image_size, **arguments} if self.operation == "col2im" else arguments
 
     def positions(self) -> Array:
-        """Tell where blocks with positions lie: on a grid, each moved by up to a quarter of a stride, as probes are."""
-        rng, geometry = np.random.default_rng(len(self.name)), self.geometry
-        grid = np.indices(geometry.num_blocks).reshape(len(geometry.axes), -1).T
-        strides = np.array([axis.stride for axis in geometry.axes])
-        moved = grid * strides + rng.integers(-(strides // 4), strides // 4, grid.shape, endpoint=True)
-        return np.ascontiguousarray(moved)  # as kernels take them
+        """Return the first pixel of every block: on a grid, from which those with positions of their own are moved.
+
+        By up to a quarter of a stride, as probes are.
+        """
+        geometry = self.geometry
+        strides, pads = np.array([(axis.stride, axis.pad_begin) for axis in geometry.axes]).T
+        grid = np.indices(geometry.num_blocks).reshape(len(strides), -1).T * strides - pads
+        if self.operation in AT_POSITIONS:
+            rng = np.random.default_rng(len(self.name))
+            grid += rng.integers(-(strides // 4), strides // 4, grid.shape, endpoint=True)
+        return np.ascontiguousarray(grid)  # as kernels take them
 
     def __call__(self, data: Any, **options: Any) -> Any:
         """Run gpufold."""
-        if self.operation == "add_blocks":
-            library = sys.modules[type(data).__module__.split(".")[0]]
-            out = library.zeros(self.output_shape, data.dtype)
-            positions = _positions_on_device(self, library.__name__)
-            return gpufold.add_blocks_(out, data, positions, **self.fused(data), **options)
-        if self.operation == "take_blocks":
-            positions = _positions_on_device(self, type(data).__module__.split(".")[0])
-            return gpufold.take_blocks(data, positions, **self.arguments, **self.fused(data), **options)
-        return getattr(gpufold, self.operation)(data, **self.arguments, **self.fused(data), **options)
+        library = library_of(data)
+        function = gpufold.add_blocks_ if self.operation == "add_blocks" else getattr(gpufold, self.operation)
+        zeros = partial(library.zeros, dtype=data.dtype)
+        return self.call(function, data, zeros, _given_on_device(self, library.__name__), **options)
 
-    @property
-    def averaged(self) -> dict[str, Any]:
-        """Return the arguments for an average, in which elements that no block covers are zero."""
-        options: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction}
-        return {**options, "fill_value": 0} if options else options
+    def call(self, function: Any, data: Any, zeros: Any, given: Any, **options: Any) -> Any:
+        """Call a function of gpufold on arrays of any library; `zeros` makes what blocks are added to."""
+        lead = [zeros(self.output_shape)] if self.operation == "add_blocks" else []
+        positions, fused = given
+        return function(*lead, data, *positions, **self.arguments, **fused, **options)
 
-    def fused(self, data: Any) -> dict[str, Any]:
-        """Return the arguments for what is fused, a window on the data's device among them."""
-        options = dict(self.averaged)
+    def given(self, to: Callable[[Array], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positions and what is fused, as arguments whose arrays `to` brings to another library.
+
+        An average is zero where no block covers an element.
+        """
+        positions = [to(self.positions())] if self.operation in AT_POSITIONS else []
+        fused: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction, "fill_value": 0}
         if self.window:
-            options["window"] = _window_on_device(self, type(data).__module__.split(".")[0])
-        return options
+            weights = tuple(map(to, self.weights()))
+            fused["window"] = weights[0] if len(weights) == 1 else weights
+        return positions, fused
 
     def weights(self) -> tuple[Array, ...]:
-        """Return the window's weights along each axis, float32."""
+        """Return the window's weights along each axis, float32; ones where there is none."""
         return tuple(window_of(self.window, axis.kernel) for axis in self.geometry.axes)
+
+    def block_weights(self, dtype: str = "float32") -> Array:
+        """Return the weights of a block's elements: the products of those along its axes."""
+        return reduce(np.multiply.outer, [weights.astype(dtype) for weights in self.weights()])
 
     @property
     def tolerance(self) -> float:
@@ -236,125 +255,68 @@ class Problem:
         return library.moveaxis(library.moveaxis(data, 1, -1).copy(), -1, 1) if self.channels_last else data
 
     def expected(self, data: Any) -> Any:
-        """Work the result out from the definition, where the data are, by indices and without gpufold."""
-        if isinstance(self.geometry, SpaceGeometry):
-            return _moved_by_definition(self.operation, self.geometry, data)
-        if self.kind == "placed":
-            return _placed_by_definition(self, data)
-        if self.kind == "taken":
-            return _taken_by_definition(self, data)
-        if self.kind == "fused":
-            return _averaged_by_definition(self, self.as_columns(data))
-        if self.operation == "array_to_blocks":
-            return self.as_blocks(_slid_by_definition("im2col", self.geometry, data))
-        operation = "im2col" if self.operation == "im2col" else "col2im"
-        return _slid_by_definition(operation, self.geometry, self.as_columns(data))
+        """Work the result out where the data are, by the pixel of each element, in double precision without gpufold."""
+        geometry, library = self.geometry, library_of(data)
+        if isinstance(geometry, SpaceGeometry):
+            return _moved_by_definition(self.operation, geometry, data)
+        planes, size = geometry.planes, prod(geometry.image_size)
+        pixel = pixels(geometry, library.asarray(self.positions()), library)
+        weight = library.broadcast_to(library.asarray(self.block_weights("float64").ravel()), pixel.shape)
+        if self.operation not in AT_POSITIONS:
+            pixel, weight = pixel.T, weight.T  # columns have taps before blocks
+        if self.operation in TAKING_APART:
+            padded = library.zeros((planes, size + 1), data.dtype)
+            padded[:, :-1] = data.reshape(planes, size)
+            taken = padded[..., pixel]
+            taken = (taken * weight).astype(data.dtype) if self.window else taken
+            if self.operation == "take_blocks":
+                return taken.swapaxes(0, 1).reshape(self.output_shape)
+            columns = taken.reshape(geometry.columns_shape)
+            return columns if self.operation == "im2col" else self.as_blocks(columns)
+        terms = self.as_columns(data)
+        if self.operation == "add_blocks":
+            terms = terms.reshape(len(pixel), planes, -1).swapaxes(0, 1)
+        result = _summed(pixel, terms.reshape(planes, -1), size, weight if self.window else None)
+        if self.reduction != "sum":
+            power = weight * weight if self.reduction == "least_squares" else weight
+            divisor = _summed(pixel, power.reshape(1, -1), size)
+            result = result / library.where(divisor == 0, np.inf, divisor)
+        return result.astype(data.dtype).reshape(self.output_shape)
 
     def as_columns(self, data: Any) -> Any:
         """Return blocks in a layout of their own as columns; columns as they are."""
         if self.operation != "blocks_to_array":
             return data
-        rank = len(self.geometry.axes)
-        order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-        transposed = data.permute(order) if hasattr(data, "permute") else data.transpose(order)
-        return transposed.reshape(self.geometry.columns_shape)
+        return transposed(data, self._taps_and_blocks_swapped).reshape(self.geometry.columns_shape)
 
     def as_blocks(self, columns: Any) -> Any:
         """Return columns as blocks in a layout of their own."""
+        return transposed(columns.reshape(self.geometry.split_columns_shape), self._taps_and_blocks_swapped)
+
+    @property
+    def _taps_and_blocks_swapped(self) -> tuple[int, ...]:
         rank = len(self.geometry.axes)
-        order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-        split = columns.reshape(self.geometry.split_columns_shape)
-        return split.permute(order) if hasattr(split, "permute") else split.transpose(order)
+        return 0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)
 
 
-def pixels(geometry: SlidingGeometry) -> Array:
-    """Return the flat pixel of every (tap, block); one past the image where it falls outside."""
-    rank = len(geometry.axes)
-    flat: Any = 0
-    inside: Any = True
-    for number, axis in enumerate(geometry.axes):
-        padded = axis.size + axis.pad_begin + axis.pad_end
-        blocks = (padded - axis.dilation * (axis.kernel - 1) - 1) // axis.stride + 1
-        tap, block = np.ogrid[: axis.kernel, :blocks]
-        pixel = tap * axis.dilation + block * axis.stride - axis.pad_begin
-        shape = [1] * (2 * rank)
-        shape[number], shape[rank + number] = pixel.shape
-        pixel = pixel.reshape(shape)
-        flat = flat * axis.size + pixel
-        inside = inside & (pixel >= 0) & (pixel < axis.size)
-    return np.where(inside, flat, prod(geometry.image_size)).reshape(prod(geometry.block_shape), -1)
+def plan_of(
+    problem: Problem, variant: str, dtype: str, device: Device = H200, operands: Sequence[Operand] = ()
+) -> Plan:
+    """Plan a variant for a device, for contiguous arrays if no operands are given."""
+    operands = operands or [Operand.contiguous(shape) for shape in (problem.input_shape, problem.output_shape)]
+    call = Call(problem.operation, problem.planned_geometry, dtype, problem.fusion, variant)
+    return choose(call, *operands, device)
 
 
-def _library_of(array: Any) -> Any:
-    return sys.modules[type(array).__module__.split(".")[0]]
-
-
-def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Any) -> Any:
-    library = _library_of(data)
-    pixel, size = library.asarray(pixels(geometry)), prod(geometry.image_size)
-    if operation == "im2col":
-        return _looked_up(data.reshape(geometry.planes, size), pixel).reshape(geometry.columns_shape)
-    return _summed(pixel, data.reshape(geometry.planes, -1), size).astype(data.dtype).reshape(geometry.image_shape)
-
-
-def _looked_up(planes: Any, pixel: Any) -> Any:
-    """Return the pixels of each plane by their numbers; zero past the last one."""
-    padded = _library_of(planes).zeros((len(planes), planes.shape[1] + 1), planes.dtype)
-    padded[:, :-1] = planes
-    return padded[..., pixel]
-
-
-def _averaged_by_definition(problem: Problem, columns: Any) -> Any:
-    """Weigh, add and divide in double precision."""
-    geometry, library = problem.geometry, _library_of(columns)
-    assert isinstance(geometry, SlidingGeometry)
-    pixel, size = library.asarray(pixels(geometry)), prod(geometry.image_size)
-    weights = np.ones(1)
-    for weights_of_axis in problem.weights():
-        weights = np.multiply.outer(weights, weights_of_axis.astype(np.float64))
-    weight = library.asarray(np.broadcast_to(weights.reshape(-1, 1), pixel.shape).copy())
-    sums = _summed(pixel, columns.reshape(geometry.planes, -1), size, weight.ravel())
-    if problem.reduction != "sum":
-        power = weight * weight if problem.reduction == "least_squares" else weight
-        divisor = _summed(pixel, power.reshape(1, -1), size)
-        sums = sums / library.where(divisor == 0, np.inf, divisor)
-    return sums.reshape(geometry.image_shape).astype(columns.dtype)
-
-
-def pixels_at(geometry: SlidingGeometry, positions: Any, library: Any = np) -> Any:
-    """Return the flat pixel of every element of blocks at positions; one past the image where it falls outside."""
+def pixels(geometry: SlidingGeometry, first: Any, library: Any = np) -> Any:
+    """Return the flat pixel of every (block, tap), by each block's first; one past the image where it falls outside."""
     flat, inside = library.zeros((), np.int64), library.ones((), bool)
     for number, axis in enumerate(geometry.axes):
         along = [1] * (1 + len(geometry.axes))
         along[0], along[1 + number] = -1, axis.kernel
-        pixel = (positions[:, number, None] + library.arange(axis.kernel)).reshape(along)
+        pixel = (first[:, number, None] + library.arange(axis.kernel) * axis.dilation).reshape(along)
         flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
-    return library.where(inside, flat, prod(geometry.image_size)).ravel()
-
-
-def _placed_by_definition(problem: Problem, blocks: Any) -> Any:
-    """Weigh and add in double precision, by the flat pixel of every element."""
-    geometry, library = problem.geometry, _library_of(blocks)
-    assert isinstance(geometry, SlidingGeometry)
-    flat = pixels_at(geometry, library.asarray(problem.positions()), library)
-    planes = blocks.reshape(len(blocks), geometry.planes, -1).swapaxes(0, 1)
-    weight = library.asarray(np.tile(_weights_of_block(problem).ravel(), len(blocks)))
-    sums = _summed(flat, planes.reshape(geometry.planes, -1), prod(geometry.image_size), weight)
-    return sums.astype(blocks.dtype).reshape(problem.output_shape)
-
-
-def _weights_of_block(problem: Problem) -> Array:
-    return reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
-
-
-def _taken_by_definition(problem: Problem, image: Any) -> Any:
-    """Take elements by the flat pixel of each, zeros outside, and weigh them in double precision."""
-    geometry, library = problem.geometry, _library_of(image)
-    assert isinstance(geometry, SlidingGeometry)
-    flat = pixels_at(geometry, library.asarray(problem.positions()), library)
-    taken = _looked_up(image.reshape(geometry.planes, -1), flat).reshape(geometry.planes, -1, *geometry.block_shape)
-    blocks = (taken * library.asarray(_weights_of_block(problem))).astype(image.dtype) if problem.window else taken
-    return blocks.swapaxes(0, 1).reshape(problem.output_shape)
+    return library.where(inside, flat, prod(geometry.image_size)).reshape(len(first), -1)
 
 
 SUMMED_TOGETHER = 1 << 26
@@ -363,7 +325,8 @@ SUMMED_TOGETHER = 1 << 26
 
 def _summed(pixel: Any, terms: Any, size: int, weight: Any = None) -> Any:
     """Add terms (planes, n) by the pixel of each, weighed, in double precision; what lies past the image is dropped."""
-    library, pixel = _library_of(terms), pixel.ravel()
+    library, pixel = library_of(terms), pixel.ravel()
+    weight = None if weight is None else weight.ravel()
     if terms.dtype.kind == "c":
         return _summed(pixel, terms.real, size, weight) + 1j * _summed(pixel, terms.imag, size, weight)
     sums = library.empty((len(terms), size))
@@ -378,11 +341,6 @@ def _summed(pixel: Any, terms: Any, size: int, weight: Any = None) -> Any:
             library.add.at(total, pixel, some.T)
             sums[first : first + len(some)] = total[:size].T
     return sums.astype(np.int64) if terms.dtype.kind in "iu" else sums
-
-
-@cache
-def _positions_on_device(problem: Problem, library: str) -> Any:
-    return sys.modules[library].asarray(problem.positions())
 
 
 def window_of(name: str, taps: int) -> Array:
@@ -401,16 +359,14 @@ def window_of(name: str, taps: int) -> Array:
 
 
 @cache
-def _window_on_device(problem: Problem, library: str) -> Any:
-    """Return the window as an argument, in the library of the data: brought to the device once, as a user does."""
-    weights = tuple(sys.modules[library].asarray(weights) for weights in problem.weights())
-    return weights[0] if len(weights) == 1 else weights
+def _given_on_device(problem: Problem, library: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return what a problem is given in the library of the data: brought to the device once, as a user does."""
+    return problem.given(sys.modules[library].asarray)
 
 
 def forget_device_arrays() -> None:
     """Drop the windows and positions that earlier problems have brought to a device."""
-    _positions_on_device.cache_clear()
-    _window_on_device.cache_clear()
+    _given_on_device.cache_clear()
 
 
 def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -> Array:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from bench import regret
 from bench.problems import PROBLEMS
-from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geometric_mean, now, saved
-from bench.tally import Tally
-from bench.terminal import Table, table_of
+from bench.results import COPY, OTHER_WORK, OURS, Row, Run, geometric_mean
 
 
 def milliseconds(seconds: float) -> str:
@@ -27,15 +21,15 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.3g}" if value >= 0.1 else f"{value:.4f}"
 
 
+EXPOSED = "!"
+"""Marks a time with gaps, for the host took longer to enqueue the call than the device was kept busy before."""
+
+
 def _time(row: Row, name: str) -> str:
     if name in row.failures:
         return "FAIL" if row.failures[name].startswith("FAIL") else "error"
     times = row.times.get(name)
     return milliseconds(times.median) + EXPOSED * times.exposed if times else ""
-
-
-EXPOSED = "!"
-"""Marks a time with gaps, for the host took longer to enqueue the call than the device was kept busy before."""
 
 
 def _times(value: float | None) -> str:
@@ -46,18 +40,18 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def cells(run: Run) -> tuple[list[str], list[list[str]]]:
+def cells(run: Run) -> list[list[str]]:
     """Return the table's header and rows as text; the last row holds the geometric means."""
     rows = [row for row in run.rows if row.times or row.failures]
-    peers = [peer for peer in run.peers if any(peer in row.times or peer in row.failures for row in rows)]
+    peers, variants = (
+        [name for name in names if any(name in row.times or name in row.failures for row in rows)]
+        for names in (run.peers, run.variants)
+    )
     gpu = run.kind == "gpu"
-    variants = [name for name in run.variants if any(name in row.times or name in row.failures for row in rows)]
     header = ["problem", "MB", "gpufold ms", "±", "GB/s", "% of copy", *(["host µs"] if gpu else [])]
-    header += [*variants, *peers, "fastest / gpufold"]
-    lines = []
+    lines = [[*header, *variants, *peers, "fastest / gpufold"]]
     for row in rows:
         ours = row.times.get(OURS)
-        fastest = run.fastest_peer(row)
         line = [
             row.name,
             f"{row.bytes / 1e6:.3g}",
@@ -70,15 +64,14 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
             line.append(f"{median(ours.host) * 1e6:.1f}{EXPOSED * ours.exposed}" if ours and ours.host else "")
         line += [_time(row, name) + ("*" if name == row.chosen else "") for name in variants]
         line += [_time(row, peer) for peer in peers]
-        lines.append([*line, _times(row.speed_up(fastest)) if fastest else ""])
+        lines.append([*line, _times(row.speed_up(run.fastest_peer(row)))])
     mean = ["geometric mean", "", "", "", "", _percent(geometric_mean(row.fraction_of_copy() for row in rows))]
     mean += [""] * (gpu + len(variants))
     mean += [_times(geometric_mean(row.speed_up(peer) for row in rows)) for peer in peers]
-    fastest_ratios = [row.speed_up(peer) for row in rows if (peer := run.fastest_peer(row)) is not None]
-    return header, [*lines, [*mean, _times(geometric_mean(fastest_ratios))]]
+    return [*lines, [*mean, _times(geometric_mean(row.speed_up(run.fastest_peer(row)) for row in rows))]]
 
 
-def memory_cells(run: Run) -> tuple[list[str], list[list[str]]]:
+def memory_cells(run: Run) -> list[list[str]]:
     """Return a table of the candidates' memory in MB as text; the last row holds the geometric means of the ratios."""
     rows = [row for row in run.rows if row.memory]
     names = [name for name in (OURS, *run.variants, *run.peers) if any(name in row.memory for row in rows)]
@@ -87,11 +80,11 @@ def memory_cells(run: Run) -> tuple[list[str], list[list[str]]]:
     ]
     large = [row for row in rows if row.bytes >= LARGE_BYTES]
     ratios = [geometric_mean(row.memory_ratio(name) for row in large) for name in names]
-    return ["memory, MB", *names], [*lines, ["over gpufold's, geometric mean", *map(_times, ratios)]]
+    return [["memory, MB", *names], *lines, ["over gpufold's, geometric mean", *map(_times, ratios)]]
 
 
-def tables_of(run: Run) -> list[tuple[list[str], list[list[str]]]]:
-    """Return the table of times, and that of memory where it was measured."""
+def tables(run: Run) -> list[list[list[str]]]:
+    """Return the table of times, and that of memory where it was measured; the last row of each has means."""
     return [cells(run), *([memory_cells(run)] if any(row.memory for row in run.rows) else [])]
 
 
@@ -133,11 +126,6 @@ def failures(run: Run) -> list[str]:
     return lines
 
 
-def tables(run: Run) -> list[Table]:
-    """Return the tables for a terminal."""
-    return [table_of([header, *lines], totals=True) for header, lines in tables_of(run)]
-
-
 LARGE_BYTES = 1_000_000
 """Problems from this size on count in means over operations: smaller ones measure the cost of a call."""
 
@@ -154,7 +142,7 @@ def by_operation(run: Run) -> list[list[str]]:
         if problem and row.dtype == problem.dtypes[0] and row.bytes >= LARGE_BYTES and OURS in row.times:
             groups[row.operation + (", fused" if problem.kind == "fused" else "")].append(row)
     peers = [peer for peer in dict.fromkeys(run.peers) if any(peer in row.times for row in run.rows)]
-    compared = [peer for peer in peers if peer not in (OWN, *OTHER_WORK)]
+    compared = [peer for peer in peers if peer not in OTHER_WORK]
     lines = [["", *peers, "fastest"]]
     for name, rows in groups.items():
         others = [[ratio for peer in compared if (ratio := row.speed_up(peer))] for row in rows]
@@ -165,16 +153,12 @@ def by_operation(run: Run) -> list[list[str]]:
     return lines
 
 
-OWN = "two passes"
-"""The peer that is gpufold too."""
-
-
 def markdown(run: Run) -> str:
     """Return the same tables in Markdown, with what they depend on below, and the means of each operation."""
     body = []
-    for header, lines in tables_of(run):
+    for lines in tables(run):
         bold = [f"**{text}**" if text else "" for text in lines[-1]]
-        body += [*markdown_table([header, *lines[:-1], bold]), ""]
+        body += [*markdown_table([*lines[:-1], bold]), ""]
     notes = [f"- {text}" for text in footer(run)]
     return "\n".join([*body, *notes, "", *markdown_table(by_operation(run)), ""])
 
@@ -184,38 +168,3 @@ def markdown_table(lines: list[list[str]]) -> list[str]:
     header, *rows = lines
     ruler = ["---", *("---:" for _ in header[1:])]
     return [f"| {' | '.join(texts)} |" for texts in (header, ruler, *rows)]
-
-
-FAILED = "FAILED"
-"""The result of a step of half an hour that nothing can make up for."""
-
-
-def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[str]) -> str:
-    """Return a page in Markdown on half an hour on a GPU, saved in a folder: the machine, each step, every failure."""
-    log, reasons = folder / "machine.log", defaultdict(list)
-    facts = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else []
-    table = [["step", "result", "minutes", "goes", ""]]
-    for name, step in steps.items():
-        note = str(step["note"]).replace("|", "/")
-        table.append([name, step["result"], f"{step['seconds'] / 60:.1f}", str(step["goes"]), note])
-        if step["result"] == FAILED:
-            reasons[note].append(name)
-    for path in sorted({path.parent for path in folder.glob("*/*.jsonl")}):
-        for name, why in Tally.of(path).failed():
-            reasons[f"{path.name}: {' '.join(why.split())[:300]}"].append(name.rpartition("::")[2])
-    runs = saved([folder / "measured"]) if (folder / "measured").exists() else {}
-    lines = ["# Half an hour on a GPU", "", f"{now()}, `{command_line(words)}`", "", *(f"- {line}" for line in facts)]
-    lines += ["", *markdown_table(table), "", "## Failures", ""]
-    lines += [f"- {why}: {', '.join(f'`{name}`' for name in names)}" for why, names in reasons.items()]
-    lines += [f"- {path.name}: {line}" for path, run in runs.items() for line in failures(run)]
-    lines += [] if lines[-1] else ["None."]
-    for path, run in runs.items():
-        shares = {row.name: share for row in run.rows if (share := row.fraction_of_copy())}
-        least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
-        lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
-        lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
-    tuned = folder / "tuned"
-    if choices := regret.of_results([], [tuned]):
-        lines += ["", f"## {tuned.name}: {len(choices)} kinds of calls, by how much the rule loses", ""]
-        lines += markdown_table(regret.by_operation(choices))
-    return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])

@@ -64,8 +64,8 @@ class Row:
         ours, copy = self.seconds(name), self.seconds(COPY)
         return copy / ours if ours and copy else None
 
-    def speed_up(self, peer: str) -> float | None:
-        ours, other = self.seconds(OURS), self.seconds(peer)
+    def speed_up(self, peer: str | None) -> float | None:
+        ours, other = self.seconds(OURS), self.seconds(peer) if peer else None
         return other / ours if ours and other else None
 
     def memory_ratio(self, peer: str) -> float | None:

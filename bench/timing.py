@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import median, quantiles
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -66,30 +66,18 @@ def significant(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-class Clock(Protocol):
-    """Measures calls one sample at a time."""
-
-    def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """Run a call for the first time; return its answer and the seconds until that was there."""
-        ...
-
-    def repeats(self, call: Callable[[], Any]) -> int:
-        """Return how often something is repeated for a sample: the call itself, or what comes before it."""
-        ...
-
-    def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add a sample to `times`; return the seconds that this took."""
-        ...
-
-
 class CpuClock:
-    """Wall time, by `counter`, which a test may replace."""
+    """Wall time, by `counter`, which a test may replace.
+
+    A clock measures calls one sample at a time. It says how often something is repeated for a sample: the call itself,
+    or what comes before it.
+    """
 
     def __init__(self, counter: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] = time.sleep):
         self.counter, self.pause = counter, pause
 
     def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """Run a call."""
+        """Run a call for the first time; return its answer and the seconds until that was there."""
         start = self.counter()
         answer = call()
         return answer, self.counter() - start
@@ -99,7 +87,10 @@ class CpuClock:
         return max(1, round(SAMPLE_SECONDS / max(self.first(call)[1], 1e-9)))
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add the mean of some calls, after one that wakes the candidate's threads and fills the caches again."""
+        """Add the mean of some calls, after one that wakes the candidate's threads and fills the caches again.
+
+        Return the seconds that this took.
+        """
         self.pause(SETTLING_SECONDS)
         began = self.counter()
         call()
@@ -161,6 +152,9 @@ class GpuClock:
         times.hidden.append(self.cupy.cuda.get_elapsed_time(first, before) / 1e3)
         times.seconds.append(self.cupy.cuda.get_elapsed_time(before, after) / 1e3)
         return self.counter() - began
+
+
+Clock: TypeAlias = CpuClock | GpuClock
 
 
 def interleave(

@@ -5,7 +5,6 @@ What is measured is written at once, and so are the lines of a log (see tally.py
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import gpufold
-from bench.problems import Problem, forget_device_arrays, select
+from bench.measure import free_memory
+from bench.problems import Problem, select
 from bench.tally import Tally
 from bench.terminal import Console, progress, say
 from gpufold.gpu import tuning
@@ -71,9 +71,7 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
             write(ends=name, **outcome)
             try:
                 cupy.cuda.runtime.deviceSynchronize()
-                forget_device_arrays()
-                gc.collect()
-                cupy.get_default_memory_pool().free_all_blocks()
+                free_memory(on_gpu=True)
             except Exception as error:
                 say(console, f"The device is lost after {name}: {type(error).__name__}: {error}")
                 return LOST

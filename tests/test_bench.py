@@ -35,7 +35,7 @@ from bench.hostcuda import fake_cupy
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer
-from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
+from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _given_on_device, dtype_of, select
 from bench.regret import of_run
 from bench.report import by_operation, cells
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
@@ -154,10 +154,10 @@ CPU_PEERS = [
 def served(peer, problems, dtypes, to=np.asarray, back=np.asarray):
     """Compare what is timed of a peer with what is expected; return how many problems it serves."""
     count = 0
-    for problem in (problem for problem in problems if problem.kind in peer.kinds):
+    for problem in problems:
         for dtype in dtypes[: 1 if problem.tolerance else None]:
             data = problem.data(dtype)
-            call = peer.prepare(problem, to(data), 1)
+            call = peer.call(problem, to(data), 1)
             if call is not None:
                 count += 1
                 with pytest.MonkeyPatch.context() as patch:
@@ -228,14 +228,14 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
         Peer("right", "", "numpy", ("cpu",), lambda problem, data, threads: Call(lambda: problem(data))),
         Peer("absent", "", "numpy", ("cpu",), lambda problem, data, threads: None),
     ]
-    measured = Bench("cpu", CpuClock(pause=lambda seconds: None), 1, 0.001, peers, [])
+    measured = Bench("cpu", "", CpuClock(pause=lambda seconds: None), 1, 0.001, peers)
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
     row = new_row(problem, "float32")
     measured.measure(problem, "float32", row)
     assert set(row.times) == {"gpufold", "copy", "right"}
     assert row.failures == {"wrong": "FAIL: 1 of 768 elements are wrong", "raises": "RuntimeError: not today"}
     names = [peer.name for peer in peers]
-    header, (line, mean) = cells(Run("", "cpu", 1, {}, "", "", "", names, [], [], [row]))
+    header, line, mean = cells(Run("", "cpu", 1, {}, "", "", "", names, [], [], [row]))
     assert [line[header.index(name)] for name in ("wrong", "raises")] == ["FAIL", "error"]
     assert "absent" not in header
     assert mean[header.index("right")].endswith("x")
@@ -261,7 +261,7 @@ class SlowThenFast(CpuClock):
 
 @pytest.mark.parametrize("always", [True, False])
 def test_a_call_that_is_slow_only_because_it_compiles_is_measured_in_full(always):
-    measured = Bench("cpu", SlowThenFast(always), 1, 0.001, [], [])
+    measured = Bench("cpu", "", SlowThenFast(always), 1, 0.001, [])
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
     row = new_row(problem, "float32")
     measured.measure(problem, "float32", row)
@@ -427,13 +427,13 @@ def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(caps
 
 
 def test_each_problem_frees_its_memory_before_the_next(device, monkeypatch):
-    measured = Bench("gpu", CpuClock(pause=lambda seconds: None), 1, 0.001, [], ["gather"])
+    measured = Bench("gpu", "", CpuClock(pause=lambda seconds: None), 1, 0.001, [], ["gather"])
     pool, freed = fake_cupy.cupy().get_default_memory_pool(), []
     monkeypatch.setattr(fake_cupy.MemoryPool, "free_all_blocks", lambda pool: freed.append(pool))
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
     gc.collect()  # what other tests left
     before = pool.used_bytes()
-    _window_on_device(replace(problem, window="hann"), "cupy")
+    _given_on_device(replace(problem, window="hann"), "cupy")
     assert pool.used_bytes() > before
     measured.measure(problem, "float32", new_row(problem, "float32"))
     assert device.ran
@@ -543,7 +543,7 @@ def test_measuring_ends_in_a_table_and_saves_what_it_shows(capsys, tmp_path):
     loaded = Run.load(saved)
     assert [row.problem for row in loaded.rows] == ["col2im-tiny-2x2", "im2col-tiny-2x2"]
     assert loaded.threads == 1
-    assert cells(loaded)[1][0][0] in out
+    assert cells(loaded)[1][0] in out
     lines = saved.read_text().splitlines()
     assert [json.loads(line.rstrip(","))["problem"] for line in lines if line.startswith('{"problem"')] == [
         row.problem for row in loaded.rows

@@ -23,11 +23,10 @@ from faults import copy_checkout
 from fronts import on_the_stand_in
 
 from bench.__main__ import _parser, main
-from bench.gpu_session import DONE, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests
+from bench.gpu_session import DONE, FAILED, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests
 from bench.hostcuda import fake_cupy
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
-from bench.report import FAILED
 from bench.results import geometric_mean
 from bench.tally import Tally
 from bench.terminal import Console
