@@ -46,18 +46,17 @@ class At:
         return f"At({self.data.ptr - START}, {self.shape}, {self.strides}, {self.itemsize})"
 
 
+def random_array(rng, axes, steps):
+    itemsize = rng.choice((1, 2, 4, 8))
+    shape = tuple(rng.randint(0 if rng.random() < 0.05 else 1, 4) for _ in range(rng.randint(0, axes)))
+    return At(itemsize * rng.randint(-20, 20), shape, tuple(itemsize * rng.choice(steps) for _ in shape), itemsize)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_random_imported_arrays_share_memory_where_their_addresses_do(seed):
     rng = random.Random(seed)
-
-    def array():
-        itemsize = rng.choice((1, 2, 4, 8))
-        shape = tuple(rng.randint(0 if rng.random() < 0.05 else 1, 4) for _ in range(rng.randint(0, 3)))
-        strides = tuple(itemsize * rng.choice((-9, -4, -1, 0, 1, 2, 3, 8)) for _ in shape)
-        return At(itemsize * rng.randint(-20, 20), shape, strides, itemsize)
-
     for _ in range(20):
-        first, second = array(), array()
+        first, second = (random_array(rng, 3, (-9, -4, -1, 0, 1, 2, 3, 8)) for _ in range(2))
         assert share_memory(IMPORTED, first, second) is bool(first.bytes() & second.bytes()), (seed, first, second)
 
 
@@ -76,11 +75,9 @@ def test_what_is_too_hard_to_know_counts_as_shared_only_within_bounds():
 def test_random_arrays_overlap_themselves_where_two_elements_have_a_byte(seed):
     rng = random.Random(seed)
     for _ in range(40):
-        itemsize = rng.choice((1, 2, 4, 8))
-        shape = tuple(rng.randint(0 if rng.random() < 0.05 else 1, 4) for _ in range(rng.randint(0, 4)))
-        strides = tuple(itemsize * rng.choice((-16, -4, -1, 0, 1, 2, 3, 5, 8, 20)) for _ in shape)
-        array = At(0, shape, strides, itemsize)
-        assert overlaps_itself(shape, strides, itemsize) is (len(array.bytes()) < itemsize * prod(shape)), array
+        array = random_array(rng, 4, (-16, -4, -1, 0, 1, 2, 3, 5, 8, 20))
+        want = len(array.bytes()) < array.itemsize * prod(array.shape)
+        assert overlaps_itself(array.shape, array.strides, array.itemsize) is want, array
 
 
 # ---------------------------------------------------------------------------------------------
@@ -350,23 +347,19 @@ def test_no_positions_at_any_address_are_ready(cupy):
 # Subclasses of numpy.ndarray: what has a mask or arithmetic of its own is refused, whatever else fits
 
 
-class Units(np.ndarray):
-    """An array that computes in its own way."""
+def unasked(*given, **options):
+    pytest.fail("computed with, or converted, without being asked to")
 
-    def __array_ufunc__(self, ufunc, method, *inputs, **options):
-        pytest.fail("computed with")
+
+class Units(np.ndarray):
+    __array_ufunc__ = unasked
 
 
 class Dispatched(np.ndarray):
-    """An array that takes over NumPy's functions."""
-
-    def __array_function__(self, function, types, arguments, options):
-        pytest.fail("computed with")
+    __array_function__ = unasked
 
 
 class Silent(np.ndarray):
-    """An array that forbids arithmetic."""
-
     __array_ufunc__ = None
 
 
@@ -379,19 +372,12 @@ class Labelled(np.ndarray):
 class Foreign:
     """An array of another library, which says where its memory is in every way there is."""
 
+    __array__ = __dlpack__ = __dlpack_device__ = unasked
+
     def __init__(self, shape):
         self.shape, self.dtype = shape, np.dtype(np.float32)
         place = {"version": 3, "shape": shape, "typestr": "<f4", "data": (START, False)}
         self.__cuda_array_interface__ = self.__array_interface__ = place
-
-    def __array__(self, dtype=None, copy=None):
-        pytest.fail("converted without being asked to")
-
-    def __dlpack__(self, **options):
-        pytest.fail("imported without being asked to")
-
-    def __dlpack_device__(self):
-        pytest.fail("imported without being asked to")
 
 
 def masked(array):

@@ -190,14 +190,3 @@ def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     moved = hostcuda.work(plan, values(case.shape, np.float32), blocks, None, far).counters
     assert moved.loads.bytes == 2 * 8 * prod((40, 8, 8)), "positions alone, one for all planes"
     assert moved.stores.bytes == blocks.nbytes
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
-    """Seventeen: some threads lack one."""
-    case = replace(POSITIONS_CASES[11], lead=(17,))
-    call = Call("take_blocks", values(case.shape, dtype), (case.positions, case.block))
-    plan, arrays = run(call, "direct", executor="observed")
-    assert dict(plan.defines)["ALL_PLANES"] == "0"
-    assert_same_bits(arrays.result, call.on(call.data))
