@@ -24,33 +24,27 @@ KERNEL_MODES = ("constant", "edge")
 """The modes of take_blocks that have kernels; blocks of the others are gathered by index."""
 
 DTYPES = tuple(
-    np.dtype(t)
-    for t in (
-        np.bool_,
-        np.int8,
-        np.int16,
-        np.int32,
-        np.int64,
-        np.uint8,
-        np.uint16,
-        np.uint32,
-        np.uint64,
-        np.float16,
-        bfloat16,
-        np.float32,
-        np.float64,
-        np.complex64,
-        np.complex128,
+    np.dtype(each)
+    for each in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16"),
+        *(() if bfloat16 is None else (bfloat16,)),
+        *("float32", "float64", "complex64", "complex128"),
     )
-    if t is not None
 )
 
 
 @dataclass(frozen=True)
-class Case:
+class Named:
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Case(Named):
     """Sliding blocks: the arguments of col2im and im2col, and N and C; batch None is unbatched."""
 
-    name: str
     output_size: tuple[int, ...]
     kernel_size: tuple[int, ...]
     strides: tuple[int, ...] | int = 1
@@ -59,9 +53,6 @@ class Case:
     pads_end: tuple[int, ...] | int = 0
     batch: int | None = 2
     channels: int = 3
-
-    def __str__(self) -> str:
-        return self.name
 
     def _expanded(self, value):
         return (value,) * len(self.output_size) if isinstance(value, int) else tuple(value)
@@ -331,17 +322,13 @@ def few_blocks_case(seed: int) -> Case:
 
 
 @dataclass(frozen=True)
-class SpaceCase:
+class SpaceCase(Named):
     """Batch and space: the shape of the batch array, the block, the crops; all with axis 0."""
 
-    name: str
     batch_shape: tuple[int, ...]
     block_shape: tuple[int, ...]
     crops_begin: tuple[int, ...]
     crops_end: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def space_shape(self):
@@ -425,19 +412,15 @@ FAR = 2**63
 
 
 @dataclass(frozen=True)
-class PositionsCase:
+class PositionsCase(Named):
     """Blocks at positions: the shape of the array and of a block, and where blocks go, a list or how many at random."""
 
-    name: str
     size: tuple[int, ...]
     block: tuple[int, ...]
     places: int | tuple[tuple[int, ...], ...]
     lead: tuple[int, ...] = ()
     reach: tuple[int, ...] | None = None
     """Where random ones end, instead of past the array: blocks crowd in front of it."""
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def shape(self):
@@ -517,16 +500,12 @@ def random_positions_case(seed: int) -> PositionsCase:
 
 
 @dataclass(frozen=True)
-class BlocksCase:
+class BlocksCase(Named):
     """Blocks with their taps last: the shape of an array, of which the last axes are taken apart."""
 
-    name: str
     shape: tuple[int, ...]
     block: tuple[int, ...]
     strides: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def lead(self):
@@ -569,15 +548,11 @@ EMPTY_BLOCKS_CASES = (
 
 
 @dataclass(frozen=True)
-class AverageCase:
+class AverageCase(Named):
     """The shape of sums, and how many of its last axes have weights."""
 
-    name: str
     shape: tuple[int, ...]
     axes: int
-
-    def __str__(self) -> str:
-        return self.name
 
 
 AVERAGE_CASES = (
@@ -619,7 +594,7 @@ INEXACT = tuple(dtype for dtype in DTYPES if dtype.kind not in "biu")
 def window_of(kind: str, kernel_size, dtype, seed: int = 0):
     """A window for data of a dtype, or None; with weights of zero, as at the ends of a Hann window, and below."""
     rng = np.random.default_rng(seed)
-    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+    real = definition.weight_dtype(np.dtype(dtype))
 
     def weights(*shape):
         numbers = rng.random(shape) + 0.125
@@ -635,7 +610,7 @@ def window_of(kind: str, kernel_size, dtype, seed: int = 0):
 def awkward_window(kind: str, kernel_size, dtype, seed: int = 0):
     """A window with infinities, NaN, denormals, zeros, and weights whose products overflow, among ordinary ones."""
     rng = np.random.default_rng(seed)
-    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+    real = definition.weight_dtype(np.dtype(dtype))
     facts = np.finfo(real)
     awkward = np.array(
         [np.inf, -np.inf, np.nan, facts.smallest_subnormal, facts.max, -facts.max, facts.tiny, 0.0, -0.0], real
@@ -650,7 +625,7 @@ def awkward_window(kind: str, kernel_size, dtype, seed: int = 0):
 
 def narrow_window(kind: str, kernel_size, dtype, seed: int = 0):
     """Weights whose products are below the smallest number of their dtype, with zeros and negative ones among them."""
-    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+    real = definition.weight_dtype(np.dtype(dtype))
     rng, lowest = np.random.default_rng(seed), np.finfo(real).minexp
 
     def weights(*shape):
