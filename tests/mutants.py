@@ -1,11 +1,11 @@
-"""Mechanical mutants of the kernels, the planners, the geometry and the NumPy path, drawn from a seed.
+"""Mechanical mutants of the kernels and of all Python but that for torch, drawn from a seed.
 
     python tests/faults.py --random 60 --seed 1
 
 A mutant is one replacement: an operator for its neighbour, a constant off by one, a condition turned, a statement left
 out. Of each the tests that reach it run, the fastest of each first, until one fails: those that run its line of Python,
-or execute a kernel whose PTX it changes. Where none does, the figures say whether it costs speed; what is left has
-survived, and may change nothing at all.
+or execute a kernel whose PTX it changes, and at last those of machine code. What is left has survived, and may change
+nothing at all.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _NEIGHBOURS = [pair.split() for pair in _PAIRS]
 SWAPS = {new: old for old, new in reversed(_NEIGHBOURS)} | {old: new for old, new in _NEIGHBOURS}
 """What replaces an operator."""
 
-KERNELS_AND_PLANNERS = ("kernels/*.cu*", "gpufold/gpu/variants/*.py", "gpufold/gpu/p*.py")
+KERNELS_AND_PLANNERS = ("kernels/*.cu*", "gpufold/gpu/variants/*.py", "gpufold/gpu/*.py")
 POOL = (
     *KERNELS_AND_PLANNERS,
-    "gpufold/geometry/*.py",
-    "gpufold/calls.py",
-    "gpufold/arrays.py",
-    "gpufold/windows.py",
+    "gpufold/*.py",
     "gpufold/cpu/*.py",
+    "gpufold/dask/*.py",
+    "gpufold/geometry/*.py",
+    "gpufold/jax/*.py",
 )
 
 
