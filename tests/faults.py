@@ -1,9 +1,9 @@
 """Deliberate faults, each of which a named test must notice: `python tests/faults.py`, or `-k words` for some of them.
 
-They are those that mechanical mutants cannot or seldom make: of inline PTX, barriers, locks, numbers at the edge of
-their type, gradients and tensors; `--random` draws the others. Every fault is one replacement in a temporary copy of the
-checkout, where that test then runs and must turn red, while it passes without the fault. Exit status 1 where a fault
-survives.
+They are those that mechanical mutants cannot or seldom make: of inline PTX, barriers, locks, gradients, tensors and
+numbers at the edge of their type; `--random` draws the others. Every fault is one replacement in a temporary copy of
+the checkout, where that test then runs and must turn red, while it passes without the fault. Exit status 1 where a
+fault survives.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ FAULTS = (
     Fault("a divisor of zero that is not made safe first", "gpufold/adjoints.py",
           "xp.where(uncovered, 0.0, 1.0 / xp.where(uncovered, 1.0, divisor))", "1.0 / divisor",
           TORCH + "gradients[col2im-mean-with-gaps-float64]"),
+    Fault("an edge without the gradient of what lies outside of it", "gpufold/adjoints.py",
+          "xp.concatenate((first + begin.sum(axis, keepdims=True), rest), axis)", "xp.concatenate((first, rest), axis)",
+          TORCH + "gradients[take_blocks-edge-float64]"),
     Fault("narrow blocks that are weighed and placed before they are widened", "gpufold/torch/rules.py",
           '        call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))\n',
           '        call, data = call._replace(source=""), data\n',
@@ -161,6 +164,9 @@ FAULTS = (
     Fault("products of weights that underflow in a kernel of col2im", "kernels/fusion.cuh",
           "        return at_least<least_exponent>(weight);", "        return weight;",
           KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
+    Fault("products of weights that underflow in NumPy", "gpufold/weights.py",
+          "product = library.where(small, library.sign(before) * library.sign(weights) * least, product)", "pass",
+          "tests/test_underflow.py::test_least_squares_lose_no_element_either"),
     Fault("an infinite weight times the zero of a tap that does not exist", "kernels/fusion.cuh",
           "joined(or_zero(product, exists), weight)", "joined(product, weight)",
           KERNELS + "[col2im-stride-5-gather-awkward-0]"),

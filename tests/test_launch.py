@@ -1,100 +1,66 @@
-"""What can be said of launches without a GPU: what is compiled, with which options, and what is passed."""
+"""What can be said of launches without a GPU: what is compiled, what is passed, and what a capture forbids."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 import specialisations as specialised
+from fronts import on_the_stand_in
 from specialisations import SOURCES
 
+import gpufold
 from bench import hostcuda
-from gpufold.calls import Call, Unsupported
-from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry
+from bench.hostcuda import fake_cupy
+from gpufold.calls import Unsupported
 from gpufold.gpu import sources
-from gpufold.gpu.plan import H200, Device, Operand
-from gpufold.gpu.registry import choose
-from gpufold.operations import variants
+from gpufold.gpu.plan import H200
 
 pytestmark = pytest.mark.peer("cupy")
 
-
-@pytest.fixture
-def launch():
-    from gpufold.gpu import launch
-
-    caches = (sources._headers, launch._function, launch._prepare, launch.device)
-    for cached in caches:
-        cached.cache_clear()
-    yield launch
-    for cached in caches:
-        cached.cache_clear()
+CHECKOUT = Path(__file__).parents[1]
 
 
-GEOMETRY = col2im_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
-COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
-BLOCK_BY_BLOCK = Operand(GEOMETRY.columns_shape, (27 * 64, 1, 27))
-CHANNEL_BY_CHANNEL = Operand(GEOMETRY.split_columns_shape, (27 * 64, 9 * 64, 3, 1, 9 * 8, 9))
+def python(*arguments, path=(), variables=None, given=None):
+    """Run Python in a process of its own, which finds the checkout and its tests; return what it printed."""
+    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests", *path)))
+    environment = os.environ | {"PYTHONPATH": paths} | (variables or {})
+    done = subprocess.run([sys.executable, *arguments], env=environment, input=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-@pytest.fixture
-def compile_plan(launch, monkeypatch):
-    """Compile as CuPy would at the first launch on an H200, CuPy's own options included; gives the cubin."""
-    from cupy.cuda import compiler
-
-    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
-
-    def compile_plan(plan):
-        code = sources.program(plan.source, plan.symbol, plan.defines)
-        return compiler.compile_using_nvrtc(code, sources.options(), cache_in_memory=True)[0]
-
-    return compile_plan
+# ---------------------------------------------------------------------------------------------
+# What is compiled
 
 
-def plans():
-    for variant in variants("col2im"):
-        dtype = "complex64" if variant == "atomic" else "bfloat16"
-        columns = BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
-        image = Operand.contiguous(GEOMETRY.image_shape)
-        yield choose(Call("col2im", GEOMETRY, dtype, variant=variant), columns, image, H200)
-    taken = im2col_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
-    for variant in variants("im2col"):
-        columns = CHANNEL_BY_CHANNEL if variant == "packed" else COLUMNS
-        yield choose(Call("im2col", taken, "float16", variant=variant), IMAGE, columns, H200)
-    moved = batch_to_space_geometry((8, 4, 6), (1, 2, 2), 0, 0)
-    yield choose(Call("batch_to_space", moved, "int8"), Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
-
-
-@pytest.mark.parametrize("plan", list(plans()), ids=lambda plan: plan.symbol)
-def test_what_a_launch_compiles_has_the_kernel_it_calls_and_no_other(compile_plan, plan):
-    code = compile_plan(plan)
-    kernels = {symbol for symbol in sources.symbols(plan.source) if f".text.{symbol}\0".encode() in code}
-    assert kernels == {plan.symbol}
-
-
-def compiled(text):
-    """Compile a program for an H200 with the options that say something about the code, as CuPy passes them."""
-    return hostcuda.cubin.compile_text(text, hostcuda.cubin.options((), 90, sources.KERNELS, flush=True))
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_launch_compiles_has_the_kernel_it_calls_and_no_other(source):
+    for symbol in sources.symbols(source):
+        found = re.findall(r"__launch_bounds__\([^)]*\)\s+(\w+)\(", sources.source_text(source, symbol))
+        assert found == [symbol]
 
 
 @pytest.mark.all
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("source", SOURCES)
 def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_options(source):
-    """Of every kernel, in one specialisation that is drawn."""
+    """Of every kernel, in one specialisation that is drawn, for an H200."""
+    options = hostcuda.cubin.options((), 90, sources.KERNELS, flush=True)
     for symbol in sorted({plan.symbol for plan in specialised.plans() if plan.source == source}):
-        of_kernel = [plan for plan in specialised.plans() if plan.symbol == symbol]
-        plan = random.Random(symbol).choice(of_kernel)
-        in_text = compiled(sources.program(plan.source, plan.symbol, plan.defines))
+        plan = random.Random(symbol).choice([plan for plan in specialised.plans() if plan.symbol == symbol])
+        in_text = hostcuda.cubin.compile_text(sources.program(plan.source, plan.symbol, plan.defines), options)
         assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol), plan
 
 
@@ -131,84 +97,95 @@ def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
         for text in sample.values()
         for architecture in (75, 90, 120)
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}")],
-        input=json.dumps(asked),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (sources.KERNELS.parent / "tests", *sys.path[1:])))},
-        capture_output=True,
-        text=True,
+    found = python(
+        "-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), path=sys.path, given=json.dumps(asked)
     )
-    assert done.returncode == 0, done.stderr
-    assert tuple(map(int, done.stdout.split())) >= least
+    assert tuple(map(int, found.split())) >= least
     assert len(asked) > 70
-
-
-def test_all_kernels_are_compiled_with_the_same_options(launch, monkeypatch):
-    """For CuPy runs the compiler on an empty file for each tuple of options that is new to a process."""
-    asked = []
-    monkeypatch.setattr(launch.cupy, "RawKernel", lambda code, symbol, options: asked.append((code, options)))
-    for plan in plans():
-        launch._function(plan.source, plan.defines, plan.symbol)
-    assert len({options for _, options in asked}) == 1
-    assert len({code for code, _ in asked}) >= 10
 
 
 def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
     """CuPy's key is the text, the options and what compiles them."""
     show = (
-        "import gpufold, hashlib\n"
+        "import gpufold\n"
         "from gpufold.gpu.sources import options, program\n"
         "plan = gpufold.explain('col2im', ((2, 27, 64), 'float32'), (8, 8), (3, 3), pads_begin=1, pads_end=1).plan\n"
-        "asked = repr((program(plan.source, plan.symbol, plan.defines), options()))\n"
-        "print(hashlib.sha256(asked.encode()).hexdigest())"
+        "print(program(plan.source, plan.symbol, plan.defines), options())"
     )
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", show], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(seen) == 1
+    assert len({python("-c", show, variables={"PYTHONHASHSEED": seed}) for seed in "12"}) == 1
 
 
-def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path, monkeypatch):
-    from cupy.cuda.compiler import CompileException
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    """A copy of the kernels, which are compiled in place of them."""
+    sources._headers.cache_clear()
+    copy = shutil.copytree(sources.KERNELS, tmp_path / "kernels", copy_function=shutil.copyfile)
+    monkeypatch.setattr(sources, "KERNELS", copy)
+    yield copy
+    sources._headers.cache_clear()
 
-    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels", copy_function=shutil.copyfile)
-    plan = choose(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE)
+
+def test_cupy_compiles_a_kernel_and_its_errors_name_the_file_and_line(kernels, monkeypatch):
+    """With CuPy's own options for an H200, as at the first launch."""
+    from cupy.cuda import compiler
+
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
+    plan = gpufold.explain("batch_to_space", ((4, 9), "float32"), (1, 4)).plan
     source = (kernels / plan.source).read_text()
-    (kernels / plan.source).write_text(source + "\nthis is wrong\n")
-    monkeypatch.setattr(sources, "KERNELS", kernels)
-    with pytest.raises(CompileException, match=rf"kernels/{plan.source}\({source.count(chr(10)) + 2}\): error"):
-        compile_plan(plan)
+    line = source.count("\n") + 2
+    for added, message in (("", None), ("\nthis is wrong\n", rf"kernels/{plan.source}\({line}\): error")):
+        (kernels / plan.source).write_text(source + added)
+        code = sources.program(plan.source, plan.symbol, plan.defines)
+        with pytest.raises(compiler.CompileException, match=message) if message else nullcontext():
+            compiler.compile_using_nvrtc(code, sources.options(), cache_in_memory=True)
 
 
-def test_a_changed_header_is_another_specialisation(launch, tmp_path, monkeypatch):
+def test_a_changed_header_is_another_specialisation(kernels):
     before = sources.program("average_direct.cu", "average_direct", ())
-    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels", copy_function=shutil.copyfile)
     with (kernels / "common.cuh").open("a") as header:
         header.write("// changed\n")
-    monkeypatch.setattr(sources, "KERNELS", kernels)
     sources._headers.cache_clear()
     after = sources.program("average_direct.cu", "average_direct", ())
     assert before != after
     assert before.partition("#line")[2] == after.partition("#line")[2]
 
 
-def test_parameters_travel_as_one_element(launch, monkeypatch):
-    monkeypatch.setattr(launch, "load", lambda *_: None)
-    plan = choose(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE)
-    kernel = launch.Kernel.of(plan)
-    assert kernel.parameters.size == 1  # what CuPy passes by value
-    assert kernel.parameters.tobytes() == plan.parameters
+# ---------------------------------------------------------------------------------------------
+# What is launched
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """The module that launches, on the stand-in for CuPy, where nothing is loaded yet."""
+    from gpufold.gpu import launch
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(fake_cupy, "_loaded", {})
+    with on_the_stand_in(monkeypatch):
+        yield launch
+
+
+def test_the_driver_says_what_plans_depend_on(launch):
+    assert launch.device(0) == replace(H200, name="no GPU: the stand-in for CuPy")
+
+
+@pytest.mark.hostcuda
+def test_a_repeated_call_only_launches(launch, monkeypatch):
+    loaded, load = [], launch.load
+    monkeypatch.setattr(launch, "load", lambda *kernel: loaded.append(kernel[-1]) or load(*kernel))
+    host = np.ones((2, 27, 64), np.int32)
+    columns, out = fake_cupy.asarray(host), fake_cupy.empty((2, 3, 8, 8), np.int32)
+    for variant in ("atomic", "atomic", "gather", "atomic"):
+        gpufold.col2im(columns, (8, 8), (3, 3), pads_begin=1, pads_end=1, variant=variant, out=out)
+        assert (out.get() == gpufold.col2im(host, (8, 8), (3, 3), pads_begin=1, pads_end=1)).all()
+    assert loaded == ["col2im_atomic", "col2im_gather"]
 
 
 def test_alignment_is_the_largest_power_of_two_that_divides(launch):
     found = []
     for address in (4096, 4096 + 8, 6, 2**40 + 32):
-        array = Array(IMAGE)
-        array.ptr = address
-        found.append(launch._layout(array)[2])
+        memory = fake_cupy.MemoryPointer(fake_cupy.UnownedMemory(address, 0, None), 0)
+        found.append(launch._layout(fake_cupy.ndarray((1,), np.uint8, memory))[2])
     assert found == [256, 8, 2, 32]
 
 
@@ -218,78 +195,74 @@ def test_elements_off_their_own_size_are_refused(launch):
             launch._operand("col2im", "the input", ((3, 2), strides, alignment, 8))
 
 
-def test_the_driver_says_what_plans_depend_on(launch, monkeypatch):
-    runtime = launch.cupy.cuda.runtime
-    properties = {
-        "name": b"a GPU",
-        "major": 11,
-        "minor": 0,
-        "multiProcessorCount": 20,
-        "maxThreadsPerMultiProcessor": 1536,
-    }
-    monkeypatch.setattr(runtime, "getDeviceProperties", lambda number: properties)
-    monkeypatch.setattr(
-        runtime, "deviceGetAttribute", lambda attribute, number: {38: 4 << 20, 81: 100 << 10}[attribute]
-    )
-    assert launch.device(0) == Device("a GPU", (11, 0), 20, 1536, 100 << 10, 4 << 20)
+# ---------------------------------------------------------------------------------------------
+# What a first call does in a capture
+
+CALL = "batch_to_space", np.arange(36, dtype=np.float32).reshape(4, 9), (1, 4)
 
 
-class Array:
-    """What a launch asks of an array."""
-
-    def __init__(self, operand, dtype="float32"):
-        self.dtype = np.dtype(dtype)
-        self.shape = operand.shape
-        self.strides = tuple(stride * self.dtype.itemsize for stride in operand.strides)
-        self.nbytes = int(np.prod(self.shape)) * self.dtype.itemsize
-        self.device = self.data = self
-        self.id, self.ptr = 0, 256
+def begun(mode=fake_cupy.GLOBAL):
+    """Return a stream that captures."""
+    stream = fake_cupy.Stream(non_blocking=True)
+    stream.begin_capture(mode)
+    return stream
 
 
-def test_a_repeated_call_only_launches(launch, monkeypatch):
-
-    launched, compiled = [], []
-
-    def function(source, defines, symbol):
-        compiled.append(symbol)
-        return lambda *given: launched.append(given)
-
-    runtime, stream = launch.cupy.cuda.runtime, SimpleNamespace(ptr=77)
-    monkeypatch.setattr(launch, "load", function)
-    monkeypatch.setattr(launch, "device", lambda number: H200)
-    monkeypatch.setattr(runtime, "getDevice", lambda: 0)
-    monkeypatch.setattr(runtime, "memsetAsync", lambda *given: launched.append(given))
-    monkeypatch.setattr(launch.cupy.cuda, "get_current_stream", lambda: stream)
-    launch._prepare.cache_clear()
-    columns, image = Array(COLUMNS), Array(IMAGE)
-    for _ in range(3):
-        launch.execute(Call("col2im", GEOMETRY, "float32", variant="atomic"), columns, image)
-    plan = choose(Call("col2im", GEOMETRY, "float32", variant="atomic"), COLUMNS, IMAGE, H200)
-    assert compiled == ["col2im_atomic"]
-    cleared, (grid, block, arguments, shared_bytes, on) = launched[:2]
-    assert len(launched) == 6
-    assert cleared == (image.ptr, 0, image.nbytes, stream.ptr), "ahead of each launch, on the same stream"
-    assert (grid, block, shared_bytes, on) == (plan.grid, plan.block, 0, None)
-    assert arguments[:2] == (columns.ptr, image.ptr)
-    launch.execute(Call("col2im", GEOMETRY, "float32"), columns, Array(IMAGE))
-    assert compiled == ["col2im_atomic", "col2im_gather"]
+@pytest.mark.hostcuda
+def test_a_first_call_in_a_capture_names_warmup_and_says_that_the_capture_is_lost(launch):
+    plan = gpufold.explain(*CALL).plan
+    stream = begun()
+    with pytest.raises(RuntimeError, match=r"(?s)batch_to_space.*the capture is lost\..*gpufold\.warmup") as raised:
+        launch.Kernel.of(plan)
+    assert isinstance(raised.value.__cause__, fake_cupy.CUDADriverError)
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureInvalidated"):
+        stream.end_capture()
+    launch.compile_plan(plan)
+    after = begun()
+    launch.Kernel.of(plan)
+    assert after.is_capturing()
+    after.end_capture()
 
 
-@pytest.mark.parametrize("axes", [0, 1, 3])
-def test_a_kernel_gets_pointers_to_the_weights_of_each_axis_in_order(launch, axes):
-    passed = []
-    kernel = launch.Kernel(
-        lambda grid, block, arguments, *_: passed.extend(arguments),
-        (1, 1, 1),
-        (32, 1, 1),
-        np.zeros(1, "V4"),
-        False,
-        True,
-    )
-    window = tuple(256 * (3 - axis) for axis in range(axes))
-    kernel.launch(("data", "result", None, "positions", window), None, None)
-    *arrays, weights, parameters = passed
-    assert arrays == ["data", "result", "positions"]
-    assert parameters is kernel.parameters
-    assert weights.size == 1, "CuPy passes an array of one element by value"
-    assert np.frombuffer(weights.tobytes(), np.uintp).tolist() == ([768, 512, 256][:axes] or [0])
+def test_other_errors_of_cuda_stay_as_they_are(launch, monkeypatch):
+    def no_driver(*_):
+        raise fake_cupy.CUDARuntimeError(101)
+
+    monkeypatch.setattr(launch, "_function", no_driver)
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorInvalidDevice"):
+        launch.load("average_direct.cu", (), "average_direct")
+
+
+def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monkeypatch):
+    monkeypatch.setattr(fake_cupy, "POOLS_OF_DEVICES", False)
+    assert launch._scratch(512)[1].mem.size == 512, "of CuPy's pool where nothing captures"
+    stream = begun()
+    with stream, pytest.raises(Unsupported, match=r"device 0 has no memory pools .*the capture goes on"):
+        launch._scratch(512)
+    assert stream.is_capturing()
+    stream.end_capture()
+
+
+# ---------------------------------------------------------------------------------------------
+# On the stand-in
+
+SHOWN = """
+import sys
+from bench.hostcuda import fake_cupy
+cupy = sys.modules["cupy"] = fake_cupy.cupy()
+import numpy as np, gpufold
+host = np.random.default_rng(0).random((8, 576, 3136), np.float32)
+columns = cupy.asarray(host)
+cupy.cuda.Device().synchronize()
+{}
+stream.synchronize()
+assert (image.get() == gpufold.col2im(host, (56, 56), (3, 3), pads_begin=1, pads_end=1)).all()
+"""
+
+
+@pytest.mark.all
+@pytest.mark.hostcuda
+def test_what_the_documents_show_runs_on_the_stand_in(tmp_path):
+    blocks = re.findall(r"^```py\n(.*?)^```", (CHECKOUT / "docs/gpu.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    python("-c", SHOWN.format("\n".join(blocks)), variables={"GPUFOLD_CACHE_DIR": str(tmp_path)})
