@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
-from cases import CASES, POSITIONS_CASES, assert_same_bits, values
-from executors import Call, calls_of, placed_calls
+from cases import CASES, POSITIONS_CASES, assert_same_bits
+from executors import calls_of, placed_calls
 from fronts import on_the_stand_in
 from test_gpu import EVERY_CALL, captured
 
@@ -42,6 +42,7 @@ def taking(number, dtype):
 
 FOLD = calls_of(CASES[0], np.dtype(np.float32))[0]
 DIVIDING = EVERY_CALL[-1]
+IN_PLACE, OF_FLOATS = (replace(adding(11, dtype), operation="add_blocks_") for dtype in (np.int32, np.float32))
 RACED = (
     *EVERY_CALL,
     adding(3, np.float32),
@@ -50,6 +51,10 @@ RACED = (
     taking(11, np.uint8),
     *(call for dtype in ("uint8", "float16", "complex64") for call in calls_of(CASES[2], np.dtype(dtype))),
     replace(FOLD, options=FOLD.options | {"deterministic": True, "dtype": "float64"}),
+    # What is added to, which a race must not add to.
+    IN_PLACE,
+    replace(OF_FLOATS, options={"weight_out": np.zeros((20, 70), np.float32)}),
+    replace(FOLD, options=FOLD.options | {"accumulate": True, "out": FOLD.on(FOLD.data)}),
 )
 
 
@@ -58,7 +63,7 @@ def cupy(monkeypatch, tmp_path):
     """The stand-in, with a device of which nothing is known yet."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
-    with on_the_stand_in(monkeypatch) as cupy:
+    with on_the_stand_in(monkeypatch, tuning._name) as cupy:
         yield cupy
 
 
@@ -80,97 +85,65 @@ def clock(cupy, monkeypatch):
     return drawn
 
 
-def answer(cupy, call):
-    return cupy.asnumpy(call.with_arrays_of(cupy).on(cupy.asarray(call.data)))
+def answer(library, call):
+    """Call with copies of all arrays in a library; return the result, and what else is written, of NumPy."""
+    names = [name for name in ("out", "weight_out") if name in call.options]
+    written = {name: library.asarray(call.options[name].copy()) for name in names}
+    result = call.with_arrays_of(library).on(library.asarray(call.data.copy()), **written)
+    return [fake_cupy.asnumpy(each) for each in (result, *written.values())]
 
 
-@pytest.mark.some(3)
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("call", RACED, ids=str)
+def assert_answer(cupy, call, message=""):
+    for got, want in zip(answer(cupy, call), answer(np, call), strict=True):
+        assert_same_bits(got, want, message)
+
+
+@pytest.mark.parametrize(("seed", "call"), list(enumerate(RACED)), ids=str)
 def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy, clock, call, seed):
     clock.draw = random.Random(seed)
-    want = call.on(call.data.copy())
-    assert_same_bits(answer(cupy, call), want, "before")
+    assert_answer(cupy, call, "before")
     assert not clock.measured, "nothing is measured that nobody asked for"
     with gpufold.autotune():
-        assert_same_bits(answer(cupy, call), want, "in the race")
+        assert_answer(cupy, call, "in the race")
         measured = clock.measured
-        assert_same_bits(answer(cupy, call), want, "after it")
-    assert_same_bits(answer(cupy, call), want, "outside")
+        assert_answer(cupy, call, "after it")
+    assert_answer(cupy, call, "outside")
     assert clock.measured == measured, "nothing is measured twice"
-
-
-WIDE = replace(adding(11, np.float32), options={"weight_out": np.zeros((20, 70), np.float32)})
-COLUMNS = values((2, 4 * 9, 16 * 18), np.float32, 1)
-FOLDED = {"pads_begin": 1, "pads_end": 1, "accumulate": True}
-
-
-@pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize(
-    "call", [adding(11, np.int32), WIDE, Call("col2im", COLUMNS, ((16, 18), (3, 3)), FOLDED)], ids=lambda c: c.operation
-)
-def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, call, number):
-    raced = []
-
-    def race(runs, clock):
-        for run in runs.values():
-            run()
-        raced[:] = runs
-        return {label: 1.0 if place == number % len(runs) else 2.0 for place, label in enumerate(runs)}
-
-    monkeypatch.setattr(tuning, "race", race)
-    want = values((2, 4, 16, 18), np.float32) if call.operation == "col2im" else call.data.copy()
-    out, there, weights = cupy.asarray(want), call.with_arrays_of(cupy), [{}, {}]
-    if weight := call.options.get("weight_out") is not None:
-        weights = [{"weight_out": call.options["weight_out"].copy()}, {"weight_out": cupy.zeros((20, 70), np.float32)}]
-    call.into(want, call.read, **weights[0])
-    with gpufold.autotune():
-        there.into(out, cupy.asarray(call.read), **weights[1])
-    assert raced
-    assert_same_bits(cupy.asnumpy(out), want)
-    if weight:
-        assert_same_bits(cupy.asnumpy(weights[1]["weight_out"]), weights[0]["weight_out"])
 
 
 def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
     """What is prepared is remembered, by what was known."""
     from gpufold.gpu import launch
 
-    launched, run, data = [], launch.Kernel.launch, cupy.asarray(FOLD.data)
+    launched, run = [], launch.Kernel.launch
     plans = tuple(registry.candidates(problem(FOLD, device(cupy))))
     *_, last = tuning.labels(plans)
     monkeypatch.setattr(launch.Kernel, "launch", lambda kernel, *given: launched.append(kernel) or run(kernel, *given))
     monkeypatch.setattr(tuning, "race", lambda runs, clock: {label: 1.0 if label == last else 2.0 for label in runs})
-    FOLD.on(data)
+    answer(cupy, FOLD)
     with gpufold.autotune():
-        FOLD.on(data)
-    FOLD.on(data)
-    first, *later = (
-        plan for kernel in launched for plan in plans if launch.Kernel.of(plan).function is kernel.function
-    )
-    assert first is plans[0]
-    assert later == [plans[-1]] * 2
+        answer(cupy, FOLD)
+    answer(cupy, FOLD)
+    rule, winner = (launch.Kernel.of(plan).function for plan in (plans[0], plans[-1]))
+    assert [kernel.function for kernel in launched] == [rule, winner, winner]
 
 
 def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
-    call = replace(adding(11, np.int32), operation="add_blocks_")
-    shape = call.data.shape
-    wide = np.zeros((*shape[:-1], 2 * shape[-1]), np.int32)
-    wide[..., ::2] = call.data
-    want, spread = call.on(call.data.copy()), cupy.asarray(wide)
+    wide = np.zeros((*IN_PLACE.data.shape, 2), np.int32)
+    wide[..., 0] = IN_PLACE.data
+    spread = cupy.asarray(wide)
     with gpufold.autotune():
-        call.with_arrays_of(cupy).on(spread[..., ::2])
+        IN_PLACE.with_arrays_of(cupy).on(spread[..., 0])
     assert clock.measured
-    got = cupy.asnumpy(spread)
-    assert_same_bits(np.ascontiguousarray(got[..., ::2]), want)
-    assert not got[..., 1::2].any()
+    IN_PLACE.on(wide[..., 0])
+    assert_same_bits(cupy.asnumpy(spread), wide)
 
 
 def test_atomics_of_floats_are_raced_only_where_any_order_is_allowed(cupy, clock):
     call = adding(11, np.float32)
     for deterministic, raced in ((True, False), (False, True)):
         with gpufold.autotune():
-            call.with_arrays_of(cupy).on(cupy.asarray(call.data), deterministic=deterministic)
+            answer(cupy, replace(call, options={"deterministic": deterministic}))
         labels = {label for seconds in tuning.known(device(cupy)).values() for label in seconds}
         assert ("atomic" in labels) is raced
         tuning._learned[device(cupy)].clear()
@@ -199,42 +172,35 @@ def test_nothing_is_measured_compiled_or_allocated_in_a_capture(cupy, clock):
 
 
 def test_another_thread_takes_the_rule_while_one_measures(cupy, clock):
-    data = cupy.asarray(FOLD.data)
     assert tuning.racing.acquire(blocking=False)
     try:
         with gpufold.autotune():
-            got = FOLD.on(data)
+            assert_answer(cupy, FOLD)
         assert not clock.measured
     finally:
         tuning.racing.release()
-    assert_same_bits(cupy.asnumpy(got), FOLD.on(FOLD.data))
 
 
 def test_the_context_holds_for_its_thread_and_its_time(cupy, clock):
-    data = cupy.asarray(FOLD.data)
     with gpufold.autotune():
-        other = threading.Thread(target=lambda: FOLD.on(data))
+        other = threading.Thread(target=answer, args=(cupy, FOLD))
         other.start()
         other.join()
-        assert not clock.measured
     with gpufold.autotune(timeout=0):
-        FOLD.on(data)
-    FOLD.on(data)
+        answer(cupy, FOLD)
+    answer(cupy, FOLD)
     assert not clock.measured
 
 
 def test_where_memory_is_short_the_rule_stays_and_nothing_is_remembered(cupy, clock, monkeypatch):
     from gpufold.gpu import launch
 
-    call = adding(11, np.int32)
-
     def full(size):
         raise cupy.cuda.memory.OutOfMemoryError("none left")
 
     monkeypatch.setattr(launch, "_scratch", full)
     with gpufold.autotune():
-        got = cupy.asnumpy(call.with_arrays_of(cupy).on(cupy.asarray(call.data), variant="auto"))
-    assert_same_bits(got, call.on(call.data.copy()))
+        assert_answer(cupy, adding(11, np.int32))
     assert not tuning.known(device(cupy))
 
 
@@ -307,7 +273,7 @@ def problem(call, device=H200):
 def raced(cupy, clock):
     path = tuning.file_of(device(cupy))
     with gpufold.autotune():
-        FOLD.on(cupy.asarray(FOLD.data))
+        answer(cupy, FOLD)
         assert path.is_file() or device(cupy) in tuning.unwritten, "each result is written at once"
     return path
 
@@ -343,7 +309,7 @@ def test_a_damaged_file_changes_nothing_but_speed(cupy, clock, kind):
     path.write_bytes(whole + DAMAGED[kind].replace(b"KEY", key.encode()))
     tuning.forget()
     assert tuning.known(device(cupy))[key] == learned
-    assert_same_bits(cupy.asnumpy(FOLD.on(cupy.asarray(FOLD.data))), FOLD.on(FOLD.data))
+    assert_answer(cupy, FOLD)
     tuning.remember(problem(FOLD, device(cupy)), "next", {"gather": 1.0})
     tuning.forget()
     assert tuning.known(device(cupy))["next"] == {"gather": 1.0}, "what is appended to a torn line is whole"
@@ -352,10 +318,8 @@ def test_a_damaged_file_changes_nothing_but_speed(cupy, clock, kind):
 def test_a_file_of_other_kernels_is_not_read(cupy, clock, monkeypatch):
     raced(cupy, clock)
     tuning._name.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda path, read=Path.read_bytes: read(path) + b"\n")
-        assert not tuning._read(tuning.file_of(device(cupy)))
-    tuning._name.cache_clear()
+    monkeypatch.setattr(Path, "read_bytes", lambda path, read=Path.read_bytes: read(path) + b"\n")
+    assert not tuning._read(tuning.file_of(device(cupy)))
 
 
 def test_a_folder_that_cannot_be_written_leaves_it_to_memory(cupy, clock, monkeypatch, tmp_path):
@@ -366,8 +330,7 @@ def test_a_folder_that_cannot_be_written_leaves_it_to_memory(cupy, clock, monkey
     raced(cupy, clock)
     assert clock.measured == measured
     assert tuning.known(device(cupy))
-    why = gpufold.explain("col2im", cupy.asarray(FOLD.data), *FOLD.arguments, **FOLD.options)
-    assert "kept in memory alone" in str(why)
+    assert "kept in memory alone" in str(explained(cupy))
 
 
 def test_a_file_that_can_only_be_read_is_used_and_kept(cupy, clock, monkeypatch):
@@ -390,17 +353,10 @@ def test_a_file_that_can_only_be_read_is_used_and_kept(cupy, clock, monkeypatch)
 def test_files_of_the_package_are_known_and_the_users_count_more(cupy, monkeypatch, tmp_path):
     mine = device(cupy)
     monkeypatch.setattr(tuning, "KERNELS", tmp_path)
-    tuning._name.cache_clear()
-    shipped = tmp_path / "tuned" / tuning._name(mine)
-    shipped.parent.mkdir()
-    lines = [{"key": key, "seconds": {"gather": 1.0}} for key in ("a", "b")]
-    shipped.write_text("\n".join(map(json.dumps, lines)))
-    users = tuning.file_of(mine)
-    users.parent.mkdir(parents=True, exist_ok=True)
-    users.write_text(json.dumps({"key": "b", "seconds": {"gather": 2.0}}))
-    tuning.forget()
+    for path, keys, seconds in ((tmp_path / "tuned" / tuning._name(mine), "ab", 1.0), (tuning.file_of(mine), "b", 2.0)):
+        path.parent.mkdir()
+        path.write_text("\n".join(json.dumps({"key": key, "seconds": {"gather": seconds}}) for key in keys))
     assert tuning.known(mine) == {"a": {"gather": 1.0}, "b": {"gather": 2.0}}
-    tuning._name.cache_clear()
 
 
 APPENDS = """
@@ -412,12 +368,19 @@ for number in range(200):
 """
 
 
-def test_processes_that_append_lose_no_line(monkeypatch, tmp_path):
+def python(text, *arguments, **variables):
+    """Run Python in a process of its own, which finds the checkout and its tests."""
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
-    environment = os.environ | {"GPUFOLD_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
-    children = [subprocess.Popen([sys.executable, "-c", APPENDS, str(name)], env=environment) for name in range(2)]
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    environment = os.environ | {"PYTHONPATH": paths} | variables
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *arguments], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_processes_that_append_lose_no_line(monkeypatch, tmp_path):
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
+    children = [python(APPENDS, name) for name in "ab"]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
     assert len(tuning._read(tuning.file_of(H200))) == 400
 
 
@@ -435,11 +398,7 @@ print(tuning.wanted(), inside, len(tuning.known(H200)))
 def test_the_environment_turns_it_on_and_off(monkeypatch, tmp_path, setting, want):
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
     tuning.file_of(H200).write_text(json.dumps({"key": "a", "seconds": {"gather": 1.0}}))
-    run = subprocess.run(
-        [sys.executable, "-c", SETTING], capture_output=True, text=True, check=True,
-        env=os.environ | {"GPUFOLD_AUTOTUNE": setting, "PYTHONPATH": str(Path(__file__).parent.parent)},
-    )  # fmt: skip
-    assert run.stdout.strip() == want
+    assert python(SETTING, GPUFOLD_AUTOTUNE=setting).communicate()[0].strip() == want
 
 
 # ---------------------------------------------------------------------------------------------
@@ -460,26 +419,27 @@ def test_batches_of_a_problem_meet_few_keys():
     assert sum(counts) / len(counts) <= 10, counts
 
 
-def test_a_key_has_the_order_of_the_axes(cupy):
+def test_a_key_has_the_order_of_the_axes():
     shape = (4, 27, 64)
     call = Description("col2im", gpufold.geometry.col2im_geometry(shape, (8, 8), (3, 3), 1, 1, 1, 1), "float32")
-    image = Operand.contiguous((4, 3, 8, 8))
     keys = set()
     for columns in (Operand.contiguous(shape), Operand(shape, (27 * 64, 1, 27))):
-        problem = registry.problem_of(call, columns, image)
-        keys.add(tuning.key_of(problem, tuple(registry.candidates(problem))))
+        asked = registry.problem_of(call, columns, Operand.contiguous((4, 3, 8, 8)))
+        keys.add(tuning.key_of(asked, tuple(registry.candidates(asked))))
     assert len(keys) == 2
 
 
+def explained(cupy):
+    return gpufold.explain("col2im", cupy.asarray(FOLD.data), *FOLD.arguments, **FOLD.options)
+
+
 def test_explain_says_what_was_measured_and_what_the_rule_would_take(cupy, clock):
-    data = cupy.asarray(FOLD.data)
-    unmeasured = str(gpufold.explain("col2im", data, *FOLD.arguments, **FOLD.options))
-    assert f"nothing was measured on {device(cupy).name}" in unmeasured
+    assert f"nothing was measured on {device(cupy).name}" in str(explained(cupy))
     raced(cupy, clock)
     ((key, seconds),) = tuning.known(device(cupy)).items()
     last = list(seconds)[-1]
     tuning.known(device(cupy))[key] = {**dict.fromkeys(seconds, 5e-5), last: 41.2e-6}
-    why = gpufold.explain("col2im", data, *FOLD.arguments, **FOLD.options)
+    why = explained(cupy)
     assert why.plan.variant == last.partition("/")[0]
     assert f"measured 41.2 us on {device(cupy).name} (" in str(why)
     assert f"the rule would take {why.rule.variant}" in str(why)
@@ -495,7 +455,7 @@ def test_a_warmup_measures_ahead(cupy, clock, call):
     measured = clock.measured
     assert (measured > 0) is (len(gpufold.variants(call.operation)) > 1)
     with gpufold.autotune():
-        assert_same_bits(answer(cupy, call), call.on(call.data.copy()))
+        assert_answer(cupy, call)
     assert clock.measured == measured
     assert plan.variant in gpufold.variants(call.operation)
 
