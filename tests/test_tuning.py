@@ -129,13 +129,14 @@ def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
 
 
 def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
+    """From its first byte on, where its first element lies last."""
     wide = np.zeros((*IN_PLACE.data.shape, 2), np.int32)
-    wide[..., 0] = IN_PLACE.data
+    wide[::-1, ..., 0] = IN_PLACE.data
     spread = cupy.asarray(wide)
     with gpufold.autotune():
-        IN_PLACE.with_arrays_of(cupy).on(spread[..., 0])
+        IN_PLACE.with_arrays_of(cupy).on(spread[::-1, ..., 0])
     assert clock.measured
-    IN_PLACE.on(wide[..., 0])
+    IN_PLACE.on(wide[::-1, ..., 0])
     assert_same_bits(cupy.asnumpy(spread), wide)
 
 
@@ -420,11 +421,11 @@ def test_batches_of_a_problem_meet_few_keys():
 
 
 def test_a_key_has_the_order_of_the_axes():
-    shape = (4, 27, 64)
-    call = Description("col2im", gpufold.geometry.col2im_geometry(shape, (8, 8), (3, 3), 1, 1, 1, 1), "float32")
+    columns, shape = Operand.contiguous((4, 27, 64)), (4, 3, 8, 8)
+    geometry = gpufold.geometry.col2im_geometry(columns.shape, (8, 8), (3, 3), 1, 1, 1, 1)
     keys = set()
-    for columns in (Operand.contiguous(shape), Operand(shape, (27 * 64, 1, 27))):
-        asked = registry.problem_of(call, columns, Operand.contiguous((4, 3, 8, 8)))
+    for image in (Operand.contiguous(shape), Operand(shape, (64, 256, 8, 1))):
+        asked = registry.problem_of(Description("col2im", geometry, "float32"), columns, image)
         keys.add(tuning.key_of(asked, tuple(registry.candidates(asked))))
     assert len(keys) == 2
 
