@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench import hostcuda
-from bench.hostcuda import cubin, machine
+from bench.hostcuda import cubin
 from bench.hostcuda.cubin import resident_threads
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
@@ -48,163 +49,134 @@ def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None,
     )
 
 
-# ---- faults
+# ---- what is right, and what is a fault
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("mode", ["observed", "shuffled"])
-@pytest.mark.parametrize("dropped", ["1", "2"])
-def test_a_missing_barrier_is_reported_whatever_the_order(dropped, mode, seed):
-    data, result = numbers(64, 32), np.empty((32, 64), np.float32)
-    with pytest.raises(hostcuda.Fault, match=r"(race on shared memory|nobody wrote).*transpose\.cu:\d+") as fault:
-        launch(
-            *("transpose", (1, 1, 1), (32, 8, 1), data, result, struct.pack("ii", *data.shape)),
-            defines=(("DROPPED", dropped),),
-            mode=mode,
-            seed=seed,
-        )
-    lines = [int(line) for line in re.findall(r"transpose\.cu:(\d+)", str(fault.value))]
-    text = (SAMPLES / "transpose.cu").read_text().splitlines()
-    assert all("tile[" in text[line - 1] for line in lines)
+def transpose(mode, width=32, seed=0, parameters=None, dropped=0):
+    """Transpose a matrix through shared memory, without one of two barriers where it is dropped."""
+    data, result = numbers(64, width), np.empty((width, 64), np.float32)
+    arguments = data, result, struct.pack("ii", *data.shape) if parameters is None else parameters
+    defines = (("DROPPED", str(dropped)),)
+    launch("transpose", (width // 32, 1, 1), (32, 8, 1), *arguments, defines=defines, mode=mode, seed=seed)
+    return result
 
 
-def rotate(threads, mode, **defines):
+def rotate(mode, threads, distance, barrier):
+    """Let each thread write what another one has read before a barrier."""
     data, result = numbers(2, threads), np.empty(threads, np.float32)
-    launch("rotate", (1, 1, 1), (threads, 1, 1), data, result, defines=tuple(defines.items()), mode=mode)
-    assert np.array_equal(result, np.roll(data, -int(defines["DISTANCE"]), axis=1).sum(axis=0))
+    defines = ("DISTANCE", str(distance)), ("BARRIER", barrier)
+    launch("rotate", (1, 1, 1), (threads, 1, 1), data, result, defines=defines, mode=mode)
+    assert np.array_equal(result, np.roll(data, -distance, axis=1).sum(axis=0))
+
+
+def broadcast(mode, threads, keeper):
+    """Let all threads read what one has written, which it writes again after a barrier of its warp."""
+    data, result = numbers(threads), np.empty(threads, np.float32)
+    launch("broadcast", (1, 1, 1), (threads, 1, 1), data, result, struct.pack("i", keeper), mode=mode)
+    assert np.array_equal(result, data + data[keeper])
+
+
+def store(mode, offset=0, threads=256, defines=(), gaps=1):
+    """Transpose a matrix of 256 elements, each stored so many beyond its place."""
+    data, result = numbers(32, 8), np.empty((8, 32, gaps), np.float32)[..., 0]
+    plan = sample_plan("store", data, result, struct.pack("iii", 256, 32, offset), threads=32, defines=defines)
+    hostcuda.run(replace(plan, grid=(threads // 32, 1, 1)), data, result, mode=mode, kernels=SAMPLES)
+    assert np.array_equal(result, data.T)
+
+
+def wide(mode, first):
+    """Copy words of four elements, from an element on."""
+    data, result = numbers(516)[first:][:512], np.empty(512, np.float32)
+    launch("wide", (1, 1, 1), (128, 1, 1), data, result, mode=mode)
+    assert np.array_equal(result, data)
+
+
+def divergent(mode):
+    """Let threads wait at two barriers."""
+    launch("divergent", (1, 1, 1), (64, 1, 1), np.empty(64, np.float32), mode=mode)
+
+
+SOUND = (
+    partial(rotate, threads=128, distance=33, barrier="__syncthreads()"),
+    partial(rotate, threads=32, distance=5, barrier="__syncwarp()"),
+    partial(broadcast, threads=32, keeper=7),
+    partial(store),
+    partial(wide, first=4),
+)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_barriers_that_suffice_are_no_fault(mode):
-    rotate(128, mode, DISTANCE="33", BARRIER="__syncthreads()")
-    rotate(32, mode, DISTANCE="5", BARRIER="__syncwarp()")
+@pytest.mark.parametrize("sound", SOUND, ids=str)
+def test_what_the_faults_are_made_of_is_no_fault(sound, mode):
+    sound(mode)
 
 
-@pytest.mark.parametrize(
-    ("threads", "distance", "barrier", "verb"),
-    [
-        (32, "1", "(void)0", "writes"),  # thread 1 writes what thread 0 has read
-        (32, "31", "(void)0", "reads"),  # thread 1 reads what thread 0 has written
-        (128, "32", "(void)0", "writes"),
-        (128, "32", "__syncwarp()", "writes"),
-        (128, "96", "__syncwarp()", "writes"),
-    ],
+OBSERVED, PLACE = MODES[1:3], r"store\.cu:\d+"
+RACE = r"race on shared memory: thread \d+ .*{} byte.*rotate\.cu:"
+LATE = r"thread {} .* writes byte \d+ at broadcast\.cu"
+FAULTS = (
+    # Thread 1 writes what thread 0 has read, or reads what it has written; within a warp, and between warps.
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, distance=1, barrier="(void)0")),
+    (RACE.format("reads"), OBSERVED[:1], partial(rotate, threads=32, distance=31, barrier="(void)0")),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, barrier="(void)0")),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, barrier="__syncwarp()")),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=96, barrier="__syncwarp()")),
+    (LATE.format(0), OBSERVED[:1], partial(broadcast, threads=64, keeper=0)),
+    (LATE.format(40), OBSERVED[:1], partial(broadcast, threads=96, keeper=40)),
+    (LATE.format(127), OBSERVED[:1], partial(broadcast, threads=128, keeper=127)),
+    *((f"outside|{PLACE}", MODES, partial(store, offset=offset)) for offset in (1, -1, 900, -900)),
+    ("outside", MODES, partial(store, gaps=2)),  # bytes between elements are not the kernel's
+    ("const", MODES, partial(store, defines=(("WRITE_INPUT", "1"),))),
+    (f"belongs to no array, at {PLACE}", OBSERVED, partial(store, offset=1 << 28)),
+    (f"written before.*{PLACE}", OBSERVED, partial(store, threads=288)),
+    ("32 elements of argument 1 were never written", OBSERVED, partial(store, threads=224)),
+    (r"wide\.cu.*misaligned", ("sanitized",), partial(wide, first=1)),
+    ("wait for ever", MODES, divergent),
+    *(
+        ("argument", ("plain", "sanitized"), partial(transpose, parameters=parameters))
+        for parameters in (struct.pack("i", 32), struct.pack("iii", 32, 32, 0), numbers(2))
+    ),
 )
-def test_races_within_a_warp_and_between_warps_are_told_apart(threads, distance, barrier, verb):
-    with pytest.raises(hostcuda.Fault, match=rf"race on shared memory: thread \d+ .*{verb} byte.*rotate\.cu:"):
-        rotate(threads, "observed", DISTANCE=distance, BARRIER=barrier)
 
 
-def test_a_race_with_readers_of_another_warp_is_reported():
-    def broadcast(threads, keeper):
-        data, result = numbers(threads), np.empty(threads, np.float32)
-        launch("broadcast", (1, 1, 1), (threads, 1, 1), data, result, keeper, mode="observed")
-        assert np.array_equal(result, data + data[keeper])
+@pytest.mark.parametrize(("match", "modes", "faulty"), FAULTS)
+def test_a_fault_is_reported(match, modes, faulty):
+    for mode in modes:
+        with pytest.raises((hostcuda.Fault, TypeError), match=match):
+            faulty(mode)
 
-    broadcast(32, 7)
-    for threads in (64, 96, 128):
-        for keeper in (0, 40, threads - 1):
-            with pytest.raises(hostcuda.Fault, match=rf"thread {keeper} .* writes byte \d+ at broadcast\.cu"):
-                broadcast(threads, keeper)
+
+@pytest.mark.parametrize("mode", OBSERVED)
+@pytest.mark.parametrize("dropped", [1, 2])
+def test_a_missing_barrier_is_reported_whatever_the_order(dropped, mode):
+    text = (SAMPLES / "transpose.cu").read_text().splitlines()
+    for seed in range(3):
+        with pytest.raises(hostcuda.Fault, match=r"(race on shared memory|nobody wrote).*transpose\.cu:\d+") as fault:
+            transpose(mode, seed=seed, dropped=dropped)
+        lines = re.findall(r"transpose\.cu:(\d+)", str(fault.value))
+        assert all("tile[" in text[int(line) - 1] for line in lines)
 
 
 def test_shared_memory_starts_as_garbage_in_every_block():
-    data, result = numbers(32, 64), np.empty((64, 32), np.float32)
-    dropped = (("DROPPED", "1"),)
-    launch("transpose", (2, 1, 1), (32, 8, 1), data, result, struct.pack("ii", 32, 64), defines=dropped)
+    result = transpose("plain", width=64, dropped=1)
     assert np.isnan(result[:32]).any()
     assert np.isnan(result[32:]).any()
 
 
-def move(count, width, offset, mode, threads=None, defines=()):
-    """Run store.cu on count elements, with as many threads unless told otherwise; gives what it read and wrote."""
-    height = count // width
-    data, result = numbers(height, width), np.empty((width, height), np.float32)
-    plan = sample_plan("store", data, result, struct.pack("iii", count, height, offset), threads=32, defines=defines)
-    plan = replace(plan, grid=((threads or count) // 32, 1, 1))
-    hostcuda.run(plan, data, result, mode=mode, kernels=SAMPLES)
-    return data, result
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_the_faults_are_made_of_is_no_fault(mode):
-    data, result = move(256, 8, 0, mode)
-    assert np.array_equal(result, data.T)
-
-
-@pytest.mark.parametrize(
-    ("match", "modes", "wrong"),
-    [
-        *((r"outside|store\.cu:\d+", MODES, {"offset": offset}) for offset in (1, -1, 900, -900)),
-        ("const", MODES, {"defines": (("WRITE_INPUT", "1"),)}),
-        (r"belongs to no array, at store\.cu:\d+", MODES[1:3], {"offset": 1 << 28}),
-        (r"written before.*store\.cu:\d+", MODES[1:3], {"threads": 288}),
-        ("32 elements of argument 1 were never written", MODES[1:3], {"threads": 224}),
-    ],
-)
-def test_what_a_store_must_not_do_is_reported(match, modes, wrong):
-    for mode in modes:
-        with pytest.raises(hostcuda.Fault, match=match):
-            move(256, 8, mode=mode, **{"offset": 0} | wrong)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_bytes_between_elements_are_not_the_kernels(mode):
-    data, result = numbers(64), np.empty((64, 2), np.float32)[:, 0]
-    with pytest.raises(hostcuda.Fault, match="outside"):
-        launch("store", (1, 1, 1), (64, 1, 1), data, result, struct.pack("iii", 64, 1, 0), mode=mode)
-
-
-@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+@pytest.mark.parametrize("mode", OBSERVED)
 def test_a_read_of_what_nobody_wrote_is_reported(mode):
     """What one launch has written the next one may read."""
-    data, counts, known = np.full(256, 3, np.uint8), np.zeros(64, np.uint32), np.arange(256) < 12
-    arguments = data, counts, struct.pack("i", data.size)
-    with pytest.raises(
-        hostcuda.Fault, match=r"adds to byte \d+ of argument 1, which nobody wrote, at .*histogram\.cu:\d+"
-    ):
-        launch("histogram", (1, 1, 1), (256, 1, 1), *arguments, mode=mode, known=known)
-    launch("histogram", (1, 1, 1), (256, 1, 1), *arguments, mode=mode, known=np.ones(256, bool))
+    data, counts = np.full(256, 3, np.uint8), np.zeros(64, np.uint32)
+    count = partial(launch, "histogram", (1, 1, 1), (256, 1, 1), data, counts, struct.pack("i", data.size), mode=mode)
+    match = r"adds to byte \d+ of argument 1, which nobody wrote, at .*histogram\.cu:\d+"
+    with pytest.raises(hostcuda.Fault, match=match):
+        count(known=np.arange(256) < 12)
+    count(known=np.ones(256, bool))
     assert np.array_equal(counts, np.bincount(data, minlength=64))
-    result = np.zeros((8, 8), np.float32)
-    written = np.zeros(result.nbytes, bool)
-    launch(
-        "store", (2, 1, 1), (32, 1, 1), numbers(8, 8), result, struct.pack("iii", 64, 8, 0), mode=mode, known=written
-    )
+    result, written = np.zeros((8, 8), np.float32), np.zeros(256, bool)
+    arguments = numbers(8, 8), result, struct.pack("iii", 64, 8, 0)
+    launch("store", (2, 1, 1), (32, 1, 1), *arguments, mode=mode, known=written)
     assert written.all()
-
-
-def test_a_misaligned_word_is_reported():
-    data, result = numbers(516), np.empty(512, np.float32)
-    launch("wide", (1, 1, 1), (128, 1, 1), data[4:], result, mode="sanitized")
-    assert np.array_equal(result, data[4:])
-    with pytest.raises(hostcuda.Fault, match=r"wide\.cu.*misaligned"):
-        launch("wide", (1, 1, 1), (128, 1, 1), data[1:513], result, mode="sanitized")
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_barriers_that_never_open_are_reported(mode):
-    with pytest.raises(hostcuda.Fault, match="wait for ever"):
-        launch("divergent", (1, 1, 1), (64, 1, 1), np.empty(64, np.float32), mode=mode)
-
-
-@pytest.mark.parametrize("mode", ["plain", "sanitized"])
-def test_arguments_that_do_not_fit_are_refused(mode):
-    data, result = numbers(32, 32), np.empty((32, 32), np.float32)
-    for parameters in (struct.pack("i", 32), struct.pack("iii", 32, 32, 0), data):
-        with pytest.raises((TypeError, hostcuda.Fault), match="argument"):
-            launch("transpose", (1, 1, 1), (32, 8, 1), data, result, parameters, mode=mode)
-
-
-def test_compiler_errors_name_file_and_line(tmp_path):
-    (tmp_path / "broken.cu").write_text(
-        'extern "C" __global__ void broken(float* output)\n{\n    output[0] = nothing;\n}\n'
-    )
-    with pytest.raises(hostcuda.BuildError, match=r"broken\.cu:3"):
-        hostcuda.launch(tmp_path / "broken.cu", "broken", (), (1, 1, 1), (1, 1, 1), (np.empty(1, np.float32),))
-    plan = sample_plan("broken", np.empty(1), np.empty(1))
-    with pytest.raises(cubin.CompileError, match=r"broken\.cu\(3\)"):
-        cubin.figures(plan, 90, tmp_path)
 
 
 def test_a_changed_header_is_never_stale(tmp_path):
@@ -252,15 +224,6 @@ def test_a_fault_of_machine_code_is_reported():
         hostcuda.work(plan, data, result, kernels=SAMPLES)
 
 
-def test_an_unknown_instruction_is_named(tmp_path):
-    (tmp_path / "ticks.cu").write_text(
-        'extern "C" __global__ void ticks(const int* input, int* output) { output[0] = input[0] + clock64(); }\n'
-    )
-    plan = sample_plan("ticks", np.empty(1, np.int32), np.empty(1, np.int32))
-    with pytest.raises(machine.Unknown, match="CLOCK"):
-        hostcuda.work(plan, np.empty(1, np.int32), np.empty(1, np.int32), kernels=tmp_path)
-
-
 def test_figures_of_loops_and_shared_memory():
     plan = sample_plan("transpose", numbers(32, 32), numbers(32, 32), struct.pack("ii", 32, 32))
     figures = hostcuda.figures(plan, 90, SAMPLES)
@@ -273,13 +236,8 @@ def test_figures_of_loops_and_shared_memory():
 def test_residency_follows_what_is_scarce():
     plan = sample_plan("store", numbers(32), numbers(32))
     figures = hostcuda.figures(plan, 90, SAMPLES)
-    for registers, shared_bytes, threads in [
-        (32, 0, 2048),
-        (33, 0, 1536),
-        (64, 0, 1024),
-        (255, 0, 256),
-        (32, 48 << 10, 1024),
-    ]:
+    scarce = ((32, 0, 2048), (33, 0, 1536), (64, 0, 1024), (255, 0, 256), (32, 48 << 10, 1024))
+    for registers, shared_bytes, threads in scarce:
         assert resident_threads(plan, replace(figures, registers=registers, shared_bytes=shared_bytes)) == threads
     assert resident_threads(plan, replace(figures, registers=32), DEVICES["T4"]) == 1024
     assert resident_threads(plan, replace(figures, registers=32), DEVICES["RTX 4090"]) == 1536
