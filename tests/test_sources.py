@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 
 import pytest
 from cases import Case
-from specialisations import SOURCES, plans, specialisations
+from specialisations import SOURCES, specialisations
 
 from bench import hostcuda
-from bench.hostcuda.build import with_includes
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import col2im_geometry
-from gpufold.gpu import parameters
-from gpufold.gpu.parameters import Field
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
@@ -96,70 +90,13 @@ def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
         assert re.search(r"(\(.*\)|weights of).*\b(read|written|added to)\b", row), f"{name} of {source}: {row}"
 
 
-KINDS = {"Offset": "offset", "Divisor": "divisor", "long long": "wide", "int": "int32"}
-"""What gpufold/gpu/parameters.py calls the types of members."""
-
-
-def members_in(texts: str, struct: str) -> list[tuple[str, str, bool]]:
-    """Return the members of a struct, those it inherits first: the name of each, its kind, whether it is an array."""
-    found = re.search(rf"^struct {struct}(?: : (\w+))? {{\n(.*?)^}};", texts, re.MULTILINE | re.DOTALL)
-    base, body = found.groups()
-    members = members_in(texts, base) if base else []
-    for statement in re.sub(r"//.*", "", body).split(";")[:-1]:
-        kind, names = re.fullmatch(rf"\s*({'|'.join(KINDS)}) ([^;]+)", statement).groups()
-        members += [(name.split("[")[0], KINDS[kind], "[" in name) for name in re.split(r",\s*", names)]
-    return members
-
-
-def members_of(fields: dict[str, Field]) -> Iterator[tuple[str, str, bool]]:
-    """Yield the same of what a planner fills in."""
-    for name, (kind, value) in fields.items():
-        if kind == "struct":
-            yield from members_of(value)
-        else:
-            yield name, kind, isinstance(value, Sequence)
-
-
-class Packed(bytes):
-    """The bytes of a struct, and what it was packed from."""
-
-    fields: dict[str, Field]
-
-
-@cache
-def packed() -> dict[str, Packed]:
-    """Return the parameters of a plan of each kernel, by its symbol."""
-
-    def keep_fields(bits: int, **members: Field) -> Packed:
-        kept = Packed(parameters.pack(bits, **members))
-        kept.fields = members
-        return kept
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpufold.gpu.plan.pack", keep_fields)
-        choose.cache_clear()
-        return {plan.symbol: plan.parameters for plan in plans.__wrapped__()}
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_parameters_have_the_names_order_and_types_that_the_planner_gives_them(source):
-    headers: dict[Path, bytes] = {}
-    with_includes(KERNELS / source, (), headers)
-    texts = "\n".join(text.decode() for text in headers.values())
-    kernels = KERNEL.findall(headers[KERNELS / source].decode())
-    for symbol, given in kernels:
-        struct = re.search(r"const (\w*Parameters) \w+$", given)[1]
-        assert list(members_of(packed()[symbol].fields)) == members_in(texts, struct), f"{struct} of {symbol}"
-    assert kernels
-
-
 @pytest.mark.nvcc
 @pytest.mark.all
-@pytest.mark.parametrize("architecture", [min(hostcuda.cubin.ARCHITECTURES), max(hostcuda.cubin.ARCHITECTURES)])
+@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES[::2])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own(source, architecture):
-    """The oldest and the newest: the sources ask for no architecture between them but 8.0."""
-    assert hostcuda.nvcc.compile(source, specialisations()[source][0], architecture)
+    defines = random.Random(f"{source} {architecture}").choice(specialisations()[source])
+    assert hostcuda.nvcc.compile(source, defines, architecture), defines
 
 
 FAR = 2**31 + 1
@@ -191,12 +128,3 @@ def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
             assert hostcuda.nvcc.compile(plan.source, plan.defines, 90)
             compiled.append(variant)
     assert compiled, "a variant serves it"
-
-
-@pytest.mark.nvcc
-@pytest.mark.all
-@pytest.mark.parametrize("source", SOURCES)
-def test_nvcc_warns_of_nothing_in_a_specialisation(source):
-    rng = random.Random(source)
-    for defines in rng.sample(specialisations()[source], 2):
-        assert hostcuda.nvcc.compile(source, defines, rng.choice(hostcuda.cubin.ARCHITECTURES)), defines
