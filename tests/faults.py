@@ -159,7 +159,7 @@ FAULTS = (
     Fault("channels beyond 32 bits", f"{VARIANTS}/placed.py", "        view.channels,\n        max(reach),",
           "        max(reach),", PLANS + "offsets_are_wide_from_the_first_element_that_needs_it"),
     Fault("memory between a struct's members as it was", "gpufold/gpu/parameters.py", "packed = np.zeros((), dtype)",
-          "packed = np.empty((), dtype)", "tests/test_planner_law.py::test_equal_structs_have_equal_bytes"),
+          "packed = np.empty((), dtype)", PLANS + "equal_structs_have_equal_bytes"),
     # --- weights
     Fault("products of weights that underflow in a kernel of col2im", "kernels/fusion.cuh",
           "        return at_least<least_exponent>(weight);", "        return weight;",

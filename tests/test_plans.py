@@ -1,15 +1,26 @@
-"""What is planned: the variant that is taken, its words and offsets, what is compiled, and what is refused and why."""
+"""What is planned: the variant that is taken, its words and offsets, what is compiled, and what is refused and why.
+
+Random calls keep within what a GPU has.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import random
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from math import prod
+from struct import Struct
 
 import numpy as np
 import pytest
 from cases import CASES_OF_KERNELS, Case
 from executors import block_by_block
+from random_calls import random_problem
 
-import gpufold
+from bench import hostcuda
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import (
     add_blocks_geometry,
@@ -18,6 +29,7 @@ from gpufold.geometry import (
     im2col_geometry,
     space_to_batch_geometry,
 )
+from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.operations import variants
@@ -105,7 +117,7 @@ def row(wanted, function, *arguments, **options):
 
 
 MAP = {"batch": 32, "channels": 64}
-MANY = (2**24 + 8,)
+MANY, OF_FIFTY_AXES = (2**24 + 8,), ((1,) * 50, (1,) * 50)
 NHWC, NCHW, PLANES = (8, 6, 7), (4, 64, 56, 56), (4, 64, 1024, 1024)
 CELLS = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
 
@@ -183,6 +195,7 @@ VARIANTS = [
             ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
         )
     ),
+    row("lists", placed, *OF_FIFTY_AXES, 3, dtype="float64"),  # more than regions can list
     # A number of taps that no other kernel counts.
     row("atomic", col2im, MANY, (2**24,), deterministic=False),
     row("runs", im2col, (1, 1, 2**31 + 8), (2**31,), dtype="int8"),
@@ -237,6 +250,15 @@ OFFSETS = [
     row("long long", placed, (2**32, 4), (2,), 1, "gather", "int8"),
     row("long long", placed, (1, 9, 16), (2_010_874_702,), 834_053, "lists", "int16"),  # positions that a tile meets
     row("long long", col2im, (8,), (3,), "gather", strides=3, dilations=2**31, pads_end=2**32),  # what is compiled in
+    # A part past its cell is worked out whole, beyond the last pixel and tap; and a thread takes blocks whole.
+    row("int", col2im, (204,), (24,), "gather_parts", strides=20, image=(0, 0, 2**31 // 693)),
+    row("long long", col2im, (204,), (24,), "gather_parts", strides=20, image=(0, 0, 2**31 // 230)),
+    row("int", col2im, (204,), (24,), "gather_parts", strides=20, steps=(0, 2**31 // 153, 1)),
+    row("long long", col2im, (204,), (24,), "gather_parts", strides=20, steps=(0, 2**31 // 50, 1)),
+    row("int", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 296)),
+    row("long long", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 72)),
+    row("long long", col2im, (1,), (1,), "gather", "int8", channels=17_136_500_657),  # of which threads serve several
+    row("long long", placed, (64, 64), (8, 8), 2**32, "gather"),  # planned at once, however many blocks
     # A dilation that parts no taps is none.
     *(
         row("int", col2im, (10, 8), (3, 1), variant, "int32", dilations=(1, 2**33), **BLOCKS_OF_THREE.get(variant, {}))
@@ -428,6 +450,7 @@ REFUSED = [
     row("deinterleave .*not 2 elements of 16 bytes", taken_apart, (2, 4), (2,), dtype="complex128"),
     row("deinterleave .*not 8 elements of 4 bytes", taken_apart, (8, 9), (8,)),
     row("deinterleave .*needs rows of whole blocks, aligned to 8 bytes", taken_apart, (2, 4), (2,), begin=(0, 1)),
+    row("gather would need .* bytes of shared memory", placed, *OF_FIFTY_AXES, 3, "gather"),
     row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
 ]
 
@@ -526,7 +549,133 @@ def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dt
     places, blocks = count * 2 * 8, count * 2 * columns * itemsize
     under = int(count * 2 * sectors * 32)
     assert placed((4096, 4096), (2, columns), count, dtype=dtype).bytes_moved == places + blocks + 2 * under
-    taken = gpufold.explain("take_blocks", ((4096, 4096), dtype), ((count, 2), "int64"), (2, columns)).plan
-    assert taken.bytes_moved == places + blocks + under
     everywhere = placed((4, columns), (4, columns), count, dtype=dtype)
     assert everywhere.bytes_moved == places + 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"
+    geometry = add_blocks_geometry((4096, 4096), (count, 2, columns), (count, 2))
+    array, taken = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
+    assert planned(Call("take_blocks", geometry, dtype), array, taken).bytes_moved == places + blocks + under
+    turned = Operand(array.shape, array.strides[::-1])  # of pixels that are no neighbours nothing is known but they
+    assert planned(Call("take_blocks", geometry, dtype), turned, taken).bytes_moved == places + 2 * blocks
+
+
+@pytest.mark.hostcuda
+def test_an_order_that_matters_is_never_given_up():
+    shape = OF_FIFTY_AXES[0]
+    out, blocks = np.full(shape, 0.5), np.array([1e16, 3.0, -1e16]).reshape(3, *shape)
+    plan = placed(*OF_FIFTY_AXES, 3, dtype="float64")
+    hostcuda.run(plan, blocks, out, positions=np.zeros((3, 50), np.int64))
+    assert out.item() == 0.5 + 1e16 + 3 - 1e16 != 3.5
+
+
+def test_equal_structs_have_equal_bytes():
+    """What lies between members too, whatever the memory held before."""
+
+    def spoil():
+        """Free arrays full of bytes: NumPy gives the memory of one to the next of as many bytes."""
+        return len([np.full(size, 0xFF, np.uint8) for size in range(8, 65, 8)])
+
+    spoil()
+    packed = pack(32, count=offset(1), extents=struct(size=offset([5, 6]), by_size=divisor(6)), step=wide(2))
+    assert packed == Struct("<i 2i iIi q").pack(1, 5, 6, *reciprocal(6, 32), 2)
+    spoil()
+    packed = pack(32, step=wide(2), count=offset(1))
+    assert packed == Struct("<q i 4x").pack(2, 1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Random calls
+
+CALLS = 4000
+"""Of the ordinary test; PLANNED_CALLS and COMPILED_PLANS say how many --many plans and compiles."""
+REGISTERS_OF_A_BLOCK = 65536
+INDICES = {"int": 2**31 - 1, "long long": 2**63 - 1}
+COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "BLOCK_WIDTH", "CHUNK_PHASES", "CHUNK", "PIXELS", "TAPS", "PHASE")
+
+
+def needs(plan):
+    """Yield what a plan needs: the limit's name, the number, and the most that there is."""
+    defines = dict(plan.defines)
+    yield "shared memory", plan.shared_bytes, 48 << 10
+    yield "threads", prod(plan.block), 1024
+    yield "arguments", plan.argument_bytes, 4096
+    for axis, blocks, most in zip("xyz", plan.grid, (2**31 - 1, 65535, 65535), strict=True):
+        yield f"grid {axis}", blocks, most
+    for name in ("KERNEL", "STRIDE", "DILATION"):
+        yield f"compiled {name.lower()}", max(map(int, defines.get(name, "0").split(","))), INDICES[defines["OFFSET"]]
+    yield "compiled counts", max(int(defines.get(name, 0)) for name in COUNTS), INDICES["int"]
+
+
+def plans_of(problem):
+    """Plan a call by auto and by every variant's name; None where that is Unsupported."""
+    found = dict.fromkeys(("auto", *variants(problem.call.operation)))
+    for variant in found:
+        with suppress(Unsupported):
+            call = problem.call._replace(variant=variant)
+            found[variant] = choose(call, problem.input, problem.output, problem.device)
+    return found
+
+
+def may_be_chosen(problem, plan):
+    """Whether auto may take a plan for a call: not atomic additions where their order matters."""
+    return plan is not None and (plan.variant != "atomic" or problem.any_order)
+
+
+def check_random_calls(seeds, sampled=0.0):
+    """Plan a random call for each seed, by every variant and by auto; return how many plans, and a share of them."""
+    count, sample = 0, []
+    for seed in seeds:
+        rng = random.Random(seed)
+        problem = random_problem(rng)
+        if 0 in (*problem.input.shape, *problem.output.shape):
+            continue
+        found, where = plans_of(problem), f"seed {seed}: {problem}"
+        auto = found.pop("auto")
+        if auto is None:
+            assert not any(may_be_chosen(problem, plan) for plan in found.values()), f"auto refuses, {where}"
+        else:
+            assert may_be_chosen(problem, auto), f"auto gives up the order, {where}"
+            assert replace(auto, reason="") == replace(found[auto.variant], reason=""), f"auto plans otherwise, {where}"
+        for plan in filter(None, found.values()):
+            count += 1
+            for limit, needed, most in needs(plan):
+                assert 0 <= needed <= most, f"{limit} of {plan}, {where}"
+            if rng.random() < sampled:
+                sample.append(plan)
+    return count, sample
+
+
+def test_auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu():
+    first = random.SystemRandom().randrange(2**40)
+    count, _ = check_random_calls(range(first, first + CALLS))
+    assert count > CALLS, "few calls were served"
+
+
+def compile_plan(plan, architecture):
+    """Say what is wrong with a plan's machine code, or None."""
+    try:
+        needed = hostcuda.cubin.resources(plan, architecture)
+    except hostcuda.cubin.CompileError as error:
+        return f"sm_{architecture}: {plan}\n{error}"
+    finally:
+        hostcuda.cubin.compile.cache_clear()
+    if needed.shared_bytes != plan.shared_bytes or needed.registers * prod(plan.block) > REGISTERS_OF_A_BLOCK:
+        return f"sm_{architecture}: {needed} of {plan}"
+    return None
+
+
+@pytest.mark.many
+@pytest.mark.nvrtc
+def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compile():
+    """PLANNED_CALLS and COMPILED_PLANS set how many; PLANNER_SEED repeats a run."""
+    calls, compiled = int(os.environ.get("PLANNED_CALLS", 10**6)), int(os.environ.get("COMPILED_PLANS", 3000))
+    first = int(os.environ.get("PLANNER_SEED", random.SystemRandom().randrange(2**40)))
+    print(f"PLANNER_SEED={first}")
+    tasks = [range(seed, min(seed + 2000, first + calls)) for seed in range(first, first + calls, 2000)]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        parts = pool.imap(partial(check_random_calls, sampled=min(1.0, 8 * compiled / calls)), tasks)
+        distinct = {(plan.symbol, plan.defines): plan for _, sample in parts for plan in sample}
+        rng = random.Random(first)
+        chosen = rng.sample(list(distinct.values()), min(compiled, len(distinct)))
+        architectures = [90 if rng.random() < 0.5 else rng.choice(hostcuda.cubin.ARCHITECTURES) for _ in chosen]
+        wrong = [fault for fault in pool.starmap(compile_plan, zip(chosen, architectures, strict=True), 8) if fault]
+    assert not wrong, "\n\n".join(wrong[:5])
