@@ -37,6 +37,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from gpufold.gpu.parameters import contiguous_strides
+from gpufold.gpu.sources import options as sources_options
+from gpufold.gpu.sources import program
+
 from . import module
 from .build import build_kernel, build_runtime
 from .execute import launch_in_place
@@ -103,15 +107,11 @@ class Device:
     def __enter__(self):
         if not 0 <= self.id < DEVICES:
             raise CUDARuntimeError(101)
-        _devices().append(get_device())
-        _thread.device = self.id
+        self._before, _thread.device = get_device(), self.id
         return self
 
     def __exit__(self, *_):
-        _thread.device = _devices().pop()
-
-    def __int__(self):
-        return self.id
+        _thread.device = self._before
 
     def __eq__(self, other):
         return isinstance(other, Device) and self.id == other.id
@@ -125,14 +125,7 @@ class Device:
         """Do all that is queued on the device."""
         _check_alive()
         _forbid_while_capturing(CUDARuntimeError(900))
-        with _lock:
-            for (device, _), queue in list(_queues.items()):
-                if device == self.id:
-                    _do(queue)
-
-
-def _devices():
-    return _thread.__dict__.setdefault("devices", [])
+        _finish(self.id)
 
 
 _queues = defaultdict(deque)
@@ -142,11 +135,6 @@ _captures = {}
 
 GLOBAL, RELAXED = 0, 2
 """Modes of a capture: whether it forbids what is unsafe."""
-
-
-class Capture:
-    def __init__(self, mode):
-        self.mode, self.work, self.is_lost = mode, [], False
 
 
 LOSES_THE_DEVICE = os.environ.get("FAKE_CUPY_LOSES_THE_DEVICE")
@@ -159,6 +147,13 @@ def _do(queue):
         _check_alive()
         queue.popleft()()
     _check_alive()
+
+
+def _finish(device):
+    with _lock:
+        for (number, _), queue in list(_queues.items()):
+            if number == device:
+                _do(queue)
 
 
 def _check_alive():
@@ -184,8 +179,6 @@ def _queue(work, stream, device):
         capture = _captures.get(stream.ptr)
         if capture is None:
             _queues[device, stream.ptr].append(work)
-        elif capture.is_lost:
-            raise CUDARuntimeError(901)
         else:
             capture.work.append(work)
 
@@ -201,43 +194,35 @@ class Stream:
         self.device_id = -1 if null else get_device()
         _streams_by_handle[self.ptr] = self
 
-    @classmethod
-    def from_external(cls, foreign):
-        """Return the stream of another library that has a handle to give."""
-        stream = cls(null=True)
-        stream.ptr = foreign.__cuda_stream__()[1]
-        return stream
+    @staticmethod
+    def from_external(foreign):
+        return ForeignStream(foreign.__cuda_stream__()[1])
 
     def __enter__(self):
-        if self.device_id not in (-1, get_device()):
-            raise RuntimeError(
-                f"The device that the stream is created on ({self.device_id})"
-                f" does not match with the current device ({get_device()})"
-            )
         _streams().append((get_device(), self))
         return self
 
     def __exit__(self, *_):
         _streams().pop()
 
-    def _own_queue(self):
-        return _queues[get_device() if self.device_id == -1 else self.device_id, self.ptr]
+    def _device(self):
+        return get_device() if self.device_id == -1 else self.device_id
 
     @property
     def done(self):
-        return not self._own_queue()
+        return not _queues[self._device(), self.ptr]
 
     def synchronize(self):
         with _lock:
             _forbid_while_capturing(CUDARuntimeError(900))
-            _do(self._own_queue())
+            _do(_queues[self._device(), self.ptr])
 
     def launch_host_func(self, callback, arg):
-        _queue(lambda: callback(arg), self, get_device() if self.device_id == -1 else self.device_id)
+        _queue(lambda: callback(arg), self, self._device())
 
-    def begin_capture(self, mode=None):
+    def begin_capture(self, mode=RELAXED):
         with _lock:
-            _captures[self.ptr] = Capture(RELAXED if mode is None else mode)
+            _captures[self.ptr] = SimpleNamespace(mode=mode, work=[], is_lost=False)
 
     def end_capture(self):
         with _lock:
@@ -247,10 +232,7 @@ class Stream:
         return Graph(capture.work, self.device_id)
 
     def is_capturing(self):
-        capture = _captures.get(self.ptr)
-        if capture is not None and capture.is_lost:
-            raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
-        return capture is not None
+        return self.ptr in _captures
 
 
 Stream.null = Stream(null=True)
@@ -326,10 +308,8 @@ class Memory:
 
     def __del__(self):
         if getattr(self, "size", 0) and _lock is not None:  # None where the interpreter ends
-            with _lock, suppress(CUDARuntimeError):
-                for (device, _), queue in list(_queues.items()):
-                    if device == self.device_id:
-                        _do(queue)
+            with suppress(CUDARuntimeError):
+                _finish(self.device_id)
 
 
 _allocations = weakref.WeakValueDictionary()
@@ -365,7 +345,7 @@ class PooledMemory:
             if self._pool is not None:
                 self._pool._used[self.device_id] -= self.size
                 for hook in _hooks().values():
-                    hook.free_postprocess(device_id=self.device_id, mem_size=self.size, mem_ptr=self.ptr, pmem_id=1)
+                    hook.free_postprocess(mem_size=self.size)
 
 
 class MemoryPointer:
@@ -398,17 +378,17 @@ class MemoryPool:
     def malloc(self, size):
         rounded = -(-size // UNIT) * UNIT
         for hook in _hooks().values():
-            hook.malloc_preprocess(device_id=get_device(), size=size, mem_size=rounded)
+            hook.malloc_preprocess(size=size)
         if not rounded:
             return MemoryPointer(Memory(0), 0)
-        facts, memory = {"device_id": get_device(), "size": size, "mem_size": rounded, "pmem_id": 1}, None
+        memory = None
         try:
             if self._limit and self.used_bytes() + rounded > self._limit:
                 raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
             memory = PooledMemory(rounded, get_current_stream(), self)
         finally:
             for hook in _hooks().values():
-                hook.malloc_postprocess(mem_ptr=memory.ptr if memory else 0, **facts)
+                hook.malloc_postprocess(size=size, mem_size=rounded, mem_ptr=memory.ptr if memory else 0)
         return MemoryPointer(memory, 0)
 
     def free_all_blocks(self, stream=None):
@@ -434,13 +414,9 @@ class MemoryHook:
         del _hooks()[self.name]
 
     def malloc_preprocess(self, **kwargs):
-        pass
+        """Do nothing, as the others."""
 
-    def malloc_postprocess(self, **kwargs):
-        pass
-
-    def free_postprocess(self, **kwargs):
-        pass
+    malloc_postprocess = free_postprocess = malloc_preprocess
 
 
 def _hooks():
@@ -455,8 +431,6 @@ def alloc(size):
 
 
 def malloc_async(size):
-    if not POOLS_OF_DEVICES:
-        raise RuntimeError(f"Device {get_device()} does not support malloc_async")
     return MemoryPointer(PooledMemory(size, get_current_stream()), 0)
 
 
@@ -474,27 +448,18 @@ def using_allocator(allocator=None):
 # Arrays
 
 
-def _supported(dtype):
-    dtype = np.dtype(dtype)
-    known = (dtype.kind in "biufc" and dtype.char not in "gG") or dtype.name == "bfloat16"
-    if dtype.byteorder == ">" or not known:
-        raise ValueError(f"Unsupported dtype {dtype}")
-    return dtype
-
-
 class ndarray:
     __array_ufunc__ = None
     __hash__ = None
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         self.shape = tuple(map(int, shape)) if isinstance(shape, tuple | list) else (int(shape),)
-        self.dtype = _supported(dtype) if memptr is None else np.dtype(dtype)
+        self.dtype = np.dtype(dtype)
         self.ndim, self.size, self.itemsize = len(self.shape), prod(self.shape), self.dtype.itemsize
         self.nbytes = self.size * self.itemsize
         if strides is None:
-            extents = self.shape if order == "C" else self.shape[::-1]
-            strides = [self.itemsize * prod(extents[axis + 1 :]) for axis in range(self.ndim)]
-            strides = strides if order == "C" else strides[::-1]
+            turn = 1 if order == "C" else -1
+            strides = [self.itemsize * step for step in contiguous_strides(self.shape[::turn])][::turn]
         self.strides = tuple(strides)
         self.data = alloc(self.nbytes) if memptr is None else memptr
 
@@ -550,8 +515,6 @@ class ndarray:
         return self._view(lambda array: array[slices])
 
     def __setitem__(self, slices, value):
-        if isinstance(value, np.ndarray) and value.ndim:
-            raise TypeError(f"Unsupported type {type(value)}")
         _elementwise(lambda got: got, self[slices], value)
 
     def transpose(self, *axes):
@@ -560,9 +523,6 @@ class ndarray:
     @property
     def T(self):
         return self.transpose()
-
-    def swapaxes(self, first, second):
-        return self._view(lambda array: array.swapaxes(first, second))
 
     def reshape(self, *shape):
         try:
@@ -606,17 +566,16 @@ class ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     def __abs__(self):
-        real = np.abs(np.empty(0, self.dtype)).dtype
-        return _elementwise(np.abs, ndarray(self.shape, real), self)
+        return _combine(np.abs, self)
 
     def max(self):
-        return _elementwise(np.max, ndarray((), self.dtype), self)
+        return _combine(np.max, self)
 
     def any(self):
-        return _elementwise(np.any, ndarray((), bool), self)
+        return _combine(np.any, self)
 
     def sum(self):
-        return _elementwise(np.sum, ndarray((), np.sum(np.empty(0, self.dtype)).dtype), self)
+        return _combine(np.sum, self)
 
     def __int__(self):
         return int(self.get().item())
@@ -663,7 +622,7 @@ def _combine(function, *operands):
     """Queue a function of NumPy, for an array of the shape and dtype that it gives for zeros like the operands."""
     zeros = [np.zeros(each.shape, each.dtype) if isinstance(each, ndarray) else each for each in operands]
     with np.errstate(all="ignore"):
-        like = function(*zeros)
+        like = np.asarray(function(*zeros))
     return _elementwise(function, ndarray(like.shape, like.dtype), *operands)
 
 
@@ -678,32 +637,9 @@ def _flushing(function):
     return lambda *operands: _flushed(function(*map(_flushed, operands)))
 
 
-OPERATORS = {
-    **{
-        "eq": np.equal,
-        "ne": np.not_equal,
-        "gt": np.greater,
-        "ge": np.greater_equal,
-        "lt": np.less,
-        "le": np.less_equal,
-    },
-    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "rmul": np.multiply, "truediv": np.true_divide},
-    **{"and": np.bitwise_and, "mod": np.remainder, "rsub": lambda first, second: second - first},
-}
-for _name, _function in OPERATORS.items():
+for _name in ["eq", "ne", "gt", "ge", "lt", "le", "add", "sub", "rsub", "mul", "rmul", "truediv", "mod", "and"]:
+    _function = getattr(np.ndarray, f"__{_name}__")
     setattr(ndarray, f"__{_name}__", lambda self, other, of=_function: _combine(_flushing(of), self, other))
-
-
-def copysign(x1, x2):
-    return _combine(np.copysign, x1, x2)
-
-
-def sign(x):
-    return _combine(np.sign, x)
-
-
-def rint(x):
-    return _combine(np.rint, x)
 
 
 class RandomNumbers:
@@ -712,10 +648,6 @@ class RandomNumbers:
 
     def integers(self, low, high, size, dtype, endpoint):
         return asarray(self._host.integers(low, high, size, dtype, endpoint))
-
-
-def where(condition, x, y):
-    return _combine(np.where, condition, x, y)
 
 
 def arange(stop):
@@ -727,7 +659,7 @@ def moveaxis(a, source, destination):
 
 
 def pad(array, pad_width):
-    return _combine(partial(np.pad, pad_width=pad_width), array)
+    return _combine(lambda got: np.pad(got, pad_width), array)
 
 
 def sliding_window_view(x, window_shape, axis=None):
@@ -786,11 +718,9 @@ def asarray(a, dtype=None):
 
 
 def ascontiguousarray(a, dtype=None):
-    if not isinstance(a, ndarray):
-        raise TypeError(f"Argument 'a' has incorrect type (expected cupy.ndarray, got {type(a)})")
-    if np.dtype(a.dtype if dtype is None else dtype) == a.dtype and a.flags.c_contiguous:
+    wanted = np.dtype(a.dtype if dtype is None else dtype)
+    if wanted == a.dtype and a.flags.c_contiguous:
         return a
-    wanted = a.dtype if dtype is None else dtype
     return _elementwise(_cast(a.dtype, wanted), ndarray(a.shape, wanted), a)
 
 
@@ -808,35 +738,17 @@ def broadcast_to(array, shape):
     return array._view(lambda like: np.broadcast_to(like, shape))
 
 
-def count_nonzero(a):
-    if a.dtype.name == "bfloat16":
-        raise TypeError(f"Wrong type ({a.dtype}) of arguments for cupy_count_nonzero")
-    return _elementwise(lambda got: np.count_nonzero(got), ndarray((), np.int64), a)
-
-
-def minimum(a, b):
-    return _combine(np.minimum, a, b)
-
-
 # ---------------------------------------------------------------------------------------------
 # Kernels
 
 
-class ForeignStream:
+class ForeignStream(Stream):
     """A stream that another library made, by its handle; CUDA's own handles mean the current device."""
 
     def __init__(self, ptr):
-        self.ptr = ptr
-        self.device_id = get_device() if ptr < 3 else _lent_streams.get(ptr)
+        self.ptr, self.device_id = ptr, get_device() if ptr < 3 else _lent_streams.get(ptr)
         if self.device_id != get_device():
             raise CUDADriverError(400)
-
-    def is_capturing(self):
-        return False
-
-    def synchronize(self):
-        with _lock:
-            _do(_queues[self.device_id, self.ptr])
 
 
 _lent_streams = {}
@@ -889,19 +801,11 @@ class RawKernel:
     """A kernel of a file of kernels/ with a specialisation, as gpufold.gpu.sources gives them."""
 
     def __init__(self, code, name, options=()):
-        head, line, text = re.split(r"^(#line .*)\n", code, maxsplit=1, flags=re.MULTILINE)
-        headers, *defines = head.splitlines()
-        named = re.fullmatch(r'#line 1 "(?:kernels|bench)/(\w+\.cu)"', line)
-        defines = [re.fullmatch(r"#define (\w+) (.+)", define) for define in defines]
-        if not named or not headers.startswith("// headers ") or not all(defines) or options[0] != "-std=c++17":
-            raise Misuse(f"the stand-in compiles the files of kernels/ behind lines of #define, got {head}{line}")
-        path = Path(options[1].removeprefix("-I")) / named[1]
-        whole, given = path.read_text().split("\n"), text.split("\n")
-        if len(whole) != len(given) or any(line not in ("", known) for line, known in zip(given, whole, strict=True)):
-            raise Misuse(f"{path} is another text")  # of which lines of other kernels may be left empty
-        if f" {name}(" in path.read_text() and f" {name}(" not in text:
-            raise Misuse(f"the text of {path} is without {name}")
-        self.name, self._program = name, (path, name, tuple(define.groups() for define in defines))
+        folder, file = re.search(r'^#line 1 "(\w+)/(\w+\.cu)"$', code, re.MULTILINE).groups()
+        defines = tuple(re.findall(r"^#define (\w+) (.+)$", code.partition("\n#line")[0], re.MULTILINE))
+        if folder == "kernels" and (code, options) != (program(file, name, defines), sources_options()):
+            raise Misuse(f"{name} is compiled from another text than gpufold's, or with other options")
+        self.name, self._program = name, (Path(options[1].removeprefix("-I")) / file, name, defines)
 
     @property
     def kernel(self):
@@ -931,19 +835,12 @@ class Function:
         return module.load(self._library, build_runtime("plain")).parameters
 
     def __call__(self, grid, block, args, shared_mem=0, stream=None):
-        if shared_mem:
-            raise Misuse(f"{self.name} declares its shared memory")
-        grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
-        limits = 2**31 - 1, 65535, 65535, 1024, 1024, 64
-        if any(not 0 < n <= most for n, most in zip((*grid, *block), limits, strict=True)) or prod(block) > 1024:
-            raise CUDARuntimeError(1)
+        assert not shared_mem, "a kernel declares its shared memory"
         parameters = self.parameters
         if len(args) != len(parameters):
             raise Misuse(f"{self.name} takes {len(parameters)} arguments, got {len(args)}")
-        values = [
-            self._value(place, argument, parameter)
-            for place, (argument, parameter) in enumerate(zip(args, parameters, strict=True))
-        ]
+        grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
+        values = [self._value(argument, parameter) for argument, parameter in zip(args, parameters, strict=True)]
 
         def work():
             launch_in_place(self._library, grid, block, values)
@@ -952,34 +849,18 @@ class Function:
             for allocation in _allocated():
                 allocation.check_guards()
 
-        if stream is not None and not isinstance(stream, Stream):
-            stream = _stream_at(stream.ptr)
-        if stream is not None and stream.device_id not in (-1, get_device()):
-            raise CUDADriverError(400)
-        _queue(work, stream, get_device())
+        _queue(work, None if stream is None else _stream_at(stream.ptr), get_device())
 
-    def _value(self, place, argument, parameter):
+    def _value(self, argument, parameter):
         """Return the bytes that an argument is, as CuPy converts it; they must be as many as the kernel takes."""
-        where = f"argument {place} of {self.name}"
-        if isinstance(argument, ndarray | MemoryPointer) or argument is None:
-            if not parameter.pointer:
-                raise Misuse(f"{where} is a value of {parameter.size} bytes, got a pointer")
-            if argument is None:
-                return bytes(8)
-            pointer = argument.data if isinstance(argument, ndarray) else argument
-            if pointer.device_id != get_device():
-                raise Misuse(f"{where} lies on device {pointer.device_id}, the kernel runs on {get_device()}")
-            return pointer.ptr.to_bytes(8, "little")
-        if type(argument) is int and parameter.pointer:
-            if argument:  # else of an empty array
-                check_lent(argument, where)
-            return argument.to_bytes(8, "little")
-        assert isinstance(argument, np.ndarray)
-        assert argument.size == 1
+        if parameter.pointer:
+            address = argument.data.ptr if isinstance(argument, ndarray) else argument or 0
+            if address:  # else of an empty array
+                check_lent(address, f"an argument of {self.name}")
+            return address.to_bytes(8, "little")
         value = argument.tobytes()
-        if parameter.pointer or len(value) != parameter.size:
-            kind = "a pointer" if parameter.pointer else "a value"
-            raise Misuse(f"{where} is {kind} of {parameter.size} bytes, got a value of {len(value)}")
+        if (argument.size, len(value)) != (1, parameter.size):
+            raise Misuse(f"{self.name} takes a value of {parameter.size} bytes, got {argument}")
         return value
 
 
@@ -987,22 +868,15 @@ class Function:
 # The module
 
 
-def get_device_properties(device):
-    if not 0 <= device < DEVICES:
-        raise CUDARuntimeError(101)
-    return {
-        "name": b"no GPU: the stand-in for CuPy",
-        "major": 9,
-        "minor": 0,
-        "multiProcessorCount": 132,
-        "maxThreadsPerMultiProcessor": 2048,
-        "l2CacheSize": 50 << 20,
-    }
-
-
-def device_get_attribute(attribute, device):
-    """Return an H200's bytes of the L2 cache and of shared memory, and whether there are pools of memory."""
-    return {38: 50 << 20, 81: 228 << 10, 115: POOLS_OF_DEVICES}[attribute]
+PROPERTIES = {
+    "name": b"no GPU: the stand-in for CuPy",
+    "major": 9,
+    "minor": 0,
+    "multiProcessorCount": 132,
+    "maxThreadsPerMultiProcessor": 2048,
+    "l2CacheSize": 50 << 20,
+}
+"""Of an H200, as what is asked for by number: its bytes of the L2 cache and of shared memory."""
 
 
 @cache
@@ -1012,8 +886,8 @@ def cupy():
         CUDARuntimeError=CUDARuntimeError,
         getDevice=get_device,
         getDeviceCount=lambda: DEVICES,
-        getDeviceProperties=get_device_properties,
-        deviceGetAttribute=device_get_attribute,
+        getDeviceProperties=lambda device: PROPERTIES,
+        deviceGetAttribute=lambda attribute, device: {38: 50 << 20, 81: 228 << 10, 115: POOLS_OF_DEVICES}[attribute],
         deviceSynchronize=lambda: Device().synchronize(),
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 13000,
@@ -1040,28 +914,12 @@ def cupy():
         runtime=runtime,
         using_allocator=using_allocator,
     )
-    functions = (
-        arange,
-        copysign,
-        sign,
-        rint,
-        where,
-        pad,
-        empty,
-        zeros,
-        ones,
-        copyto,
-        empty_like,
-        zeros_like,
-        asarray,
-        ascontiguousarray,
-        asnumpy,
-        from_dlpack,
-        broadcast_to,
-    )
     result = ModuleType("cupy", __doc__)
-    for each in (*functions, count_nonzero, minimum, moveaxis, ndarray, RawKernel):
+    made = arange, asarray, ascontiguousarray, empty, empty_like, from_dlpack, ones, pad, zeros, zeros_like
+    for each in (*made, asnumpy, broadcast_to, copyto, moveaxis, ndarray, RawKernel):
         setattr(result, each.__name__, each)
+    for name in ("copysign", "count_nonzero", "minimum", "rint", "sign", "where"):
+        setattr(result, name, partial(_combine, getattr(np, name)))
     result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
     result.add = SimpleNamespace(at=_add_at)
     result.random = SimpleNamespace(default_rng=RandomNumbers)
@@ -1087,7 +945,7 @@ NOT_HERE = {
 }
 """Parts of names of tests that say nothing here, and why."""
 
-OF_EACH_ALL = ("test_smoke",)
+ALL_OF = ("test_smoke",)
 """Tests of which no problem is left out: each is of another kernel."""
 
 
@@ -1107,43 +965,21 @@ def pytest_report_header(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what says nothing here, then all but some problems of each test."""
-    kept, dropped, most = defaultdict(list), Counter(), config.getoption("--of-each")
+    """Skip what says nothing here, and leave out all but some problems of each test."""
+    of_each, most = defaultdict(list), config.getoption("--of-each")
     for item in items:
-        reason = next((reason for name, reason in NOT_HERE.items() if name in item.name), None)
-        if reason is None:
-            kept[getattr(item, "originalname", item.name)].append(item)
-        else:
-            dropped[reason] += 1
+        of_each[getattr(item, "originalname", item.name)].append(item)
+        if reason := next((reason for name, reason in NOT_HERE.items() if name in item.name), None):
+            item.add_marker(pytest.mark.skip(reason=reason))
     if most is not None:
-        for name, problems in kept.items():
-            kept[name] = problems if name in OF_EACH_ALL else _spread(problems, most)
-        dropped[f"no more than {most} problems of each test, --many runs all"] = (
-            len(items) - dropped.total() - sum(map(len, kept.values()))
-        )
-    chosen = [item for problems in kept.values() for item in problems]
-    config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
-    items[:] = chosen
-    config.stash[_DROPPED] = dropped
+        chosen = []
+        for name, problems in of_each.items():
+            count = len(problems) if name in ALL_OF else most
+            places = {number * (len(problems) - 1) // max(1, count - 1) for number in range(count)}
+            chosen += [problems[place] for place in sorted(places)]
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
 
 
-def _spread(problems, most):
-    """Return the first, the last and as many between them, at equal distances.
-
-    >>> _spread(range(10), 3)
-    [0, 4, 9]
-    >>> _spread(range(2), 3)
-    [0, 1]
-    """
-    if len(problems) <= most:
-        return list(problems)
-    return [problems[number * (len(problems) - 1) // max(1, most - 1)] for number in range(most)]
-
-
-_DROPPED = pytest.StashKey()
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    for reason, count in config.stash.get(_DROPPED, {}).items():
-        terminalreporter.write_line(f"{count} tests deselected: {reason}")
+def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(BANNER)
