@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -376,25 +375,19 @@ def fate(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> tuple[str, st
     """Say what became of a mutant in a copy of the checkout, and which test noticed; mend the copy again."""
     text = (sound / mutant.file).read_text()
     (copy / mutant.file).write_text(mutant.breaks(text))
-    done: set[str] = set()
     try:
-        for tests in filter(None, reached(mutant, reach, sound, copy)):
-            (copy / "tests.txt").write_text("\n".join(tests))
-            limit = 10 + 10 * max([reach.seconds[test] for test in tests])
-            options = "-x", "--all", "-p", "reach", f"--most-seconds={limit}"
-            status, output = run_tests(copy, ["@tests.txt"], *options)
-            if status == NOT_FOUND:  # the names of some are of what a planner says
-                status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), *options)
-            if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
-                return NO_PROGRAM, ""
-            if status:
-                return CAUGHT, first_failure(status, output)
-            done.update(tests)
-        if mutant.file.startswith(("kernels/", "gpufold/gpu/")):  # which may cost speed alone
+        tests = reached(mutant, reach, sound, copy)
+        (copy / "tests.txt").write_text("\n".join(tests))
+        limit = 10 + 10 * max((reach.seconds[test] for test in tests), default=0)
+        options = "-x", "--all", "-p", "reach", f"--most-seconds={limit}"
+        status, output = run_tests(copy, ["@tests.txt"], *options) if tests else (0, "")
+        if status == NOT_FOUND:  # the names of some are of what a planner says
+            status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), *options)
+        if not status and mutant.file.startswith(("kernels/", "gpufold/gpu/")):  # which may cost speed alone
             status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all")
-            if status:
-                return CAUGHT, first_failure(status, output)
-        return SURVIVED, f"{len(done)} tests"
+        if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
+            return NO_PROGRAM, ""
+        return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
     except SameMachineCode:
         return SAME, ""
     except CompileError:
@@ -408,33 +401,24 @@ def first_failure(status: int, output: str) -> str:
     return found[1] if found else f"pytest ended with {status}"
 
 
-def reached(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> Iterator[list[str]]:
-    """Yield the tests that a mutant may change, some of them first; of a kernel if it changes PTX of one like it."""
-    given: set[str] = set()
-    kernels = reach.of_file(sound / mutant.file) if mutant.file.startswith("kernels/") else []
-
-    def in_turns(tests: set[str], most: int) -> list[str]:
-        given.update(order := reach.in_turns(tests - given, kernels)[:most])
-        return order
-
-    tests = set().union(*map(reach.kernels.__getitem__, kernels), reach.of_line(mutant.file, mutant.line))
-    yield in_turns(tests, FIRST)
-    if kernels:
-        changed = [each for each in kernels[:SAMPLED] if ptx(each, sound) != ptx.__wrapped__(each, copy)]
+def reached(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> list[str]:
+    """Return the tests that a mutant may change: of a kernel if it changes PTX of one like it."""
+    tests = reach.of_line(mutant.file, mutant.line)
+    if mutant.file.startswith("kernels/"):
+        kernels = reach.of_file(sound / mutant.file)
+        changed = {each[1] for each in kernels[:SAMPLED] if ptx(each, sound) != ptx.__wrapped__(each, copy)}
         if not changed:
             raise SameMachineCode
-        yield in_turns(set().union(*map(reach.kernels.__getitem__, changed)), 2 * FIRST)
-        symbols = {symbol for _, symbol, _ in changed}
-        tests = set().union(*(reach.kernels[each] for each in kernels if each[1] in symbols))
-    yield in_turns(tests, MOST)
+        tests = set().union(*(reach.kernels[each] for each in kernels if each[1] in changed))
+    return reach.in_turns(tests)[:MOST]
 
 
 class SameMachineCode(Exception):
     """The machine code of the kernels that a mutant is a part of stays as it was."""
 
 
-FIRST, MOST = 8, 150
-"""How many tests run before anybody looks which kernels a mutant changes, and in all: some of each test function."""
+MOST = 150
+"""How many tests run: some of each test function."""
 
 SAMPLED = 32
 """So many specialisations are compiled, of each kernel function one before its next."""

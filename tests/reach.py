@@ -15,7 +15,6 @@ import resource
 import signal
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,19 +63,15 @@ class Reach(NamedTuple):
                 found.append((turns[source, symbol], source, symbol, defines))
         return [(source, symbol, defines) for _, source, symbol, defines in sorted(found)]
 
-    def in_turns(self, tests: set[str], rebuilt: Iterable[Kernel] = ()) -> list[str]:
-        """Order tests, where kernels are built again: the fastest of each test function, then the second of each."""
-        builds = Counter(test for kernel in rebuilt for test in self.kernels[kernel])
-        cost = {test: self.seconds[test] + BUILD_SECONDS * builds[test] for test in tests}
-        of_function = defaultdict(list)
-        for test in sorted(tests, key=cost.__getitem__):
-            of_function[test.partition("[")[0]].append(test)
-        turns = [(turn, cost[test], test) for those in of_function.values() for turn, test in enumerate(those)]
-        return [test for *_, test in sorted(turns)]
-
-
-BUILD_SECONDS = 0.3
-"""For a specialisation."""
+    def in_turns(self, tests: set[str]) -> list[str]:
+        """Order tests: the fastest of each test function, then the second of each."""
+        turns: Counter[str] = Counter()
+        order = []
+        for test in sorted(tests, key=self.seconds.__getitem__):
+            function = test.partition("[")[0]
+            turns[function] += 1
+            order.append((turns[function], self.seconds[test], test))
+        return [test for *_, test in sorted(order)]
 
 
 def pytest_addoption(parser):

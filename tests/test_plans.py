@@ -256,7 +256,7 @@ OFFSETS = [
     row("int", col2im, (204,), (24,), "gather_parts", strides=20, steps=(0, 2**31 // 153, 1)),
     row("long long", col2im, (204,), (24,), "gather_parts", strides=20, steps=(0, 2**31 // 50, 1)),
     row("int", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 296)),
-    row("long long", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 72)),
+    row("long long", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 80)),
     row("long long", col2im, (1,), (1,), "gather", "int8", channels=17_136_500_657),  # of which threads serve several
     row("long long", placed, (64, 64), (8, 8), 2**32, "gather"),  # planned at once, however many blocks
     # A dilation that parts no taps is none.
