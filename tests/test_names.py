@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pydoc
-import re
 import traceback
 
 import numpy as np
@@ -163,12 +161,7 @@ def test_every_document_of_a_function_leads_to_others(front):
             assert f"gpufold.{name} : " in said
 
 
-def test_help_shows_what_is_public():
-    said = pydoc.plain(pydoc.render_doc(gpufold))
-    assert "    class Stitcher(builtins.object)\n" in said
-    assert "    class Unsupported(builtins.ValueError)\n" in said
-    functions = {name for name in gpufold.__all__ if inspect.isfunction(getattr(gpufold, name))}
-    assert set(re.findall(r"^    ([a-z]\w+)\(", said.partition("\nFUNCTIONS\n")[2], re.MULTILINE)) == functions
+def test_errors_are_shown_by_their_public_names():
     with pytest.raises(gpufold.Unsupported) as caught:
         gpufold.col2im(np.zeros((9, 36)), (8, 8), (3, 3), variant="gather")
     assert traceback.format_exception_only(caught.value)[0].startswith("gpufold.Unsupported: col2im: ")

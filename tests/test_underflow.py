@@ -21,24 +21,23 @@ def gaussian(taps, sigma):
     return np.exp(np.maximum(-0.5 * distance**2, -700.0))
 
 
-def problems():
-    """Yield shapes, tiles and windows by axis: small along the axes that only add to the number of elements."""
+def problems(sigma):
+    """Yield shapes, tiles, strides, and windows by axis: small along the axes that only add to the elements."""
     for axes in (1, 2, 3, 4):
         for side in SIDES:
             tile = (side,) * axes if side ** (axes - 1) <= 1024 else (*(8,) * (axes - 1), side)
-            yield tuple(taps + taps // 2 for taps in tile), tile
+            size, strides = tuple(taps + taps // 2 for taps in tile), tuple(taps // 2 for taps in tile)
+            yield size, tile, strides, tuple(gaussian(taps, sigma) for taps in tile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_a_mean_of_narrow_windows_is_what_was_averaged(sigma, dtype):
     tolerance = 1e-5 if dtype == np.float32 else 1e-12 if dtype == np.float64 else 0.05
-    for size, tile in problems():
+    for size, tile, strides, axes in problems(sigma):
         array = (1 + np.random.default_rng(0).random(size)).astype(dtype)
-        axes = tuple(gaussian(taps, sigma) for taps in tile)
-        stride = tuple(taps // 2 for taps in tile)
-        blocks = gpufold.array_to_blocks(array, tile, strides=stride)
-        positions = gpufold.grid_positions(size, tile, strides=stride)
+        blocks = gpufold.array_to_blocks(array, tile, strides=strides)
+        positions = gpufold.grid_positions(size, tile, strides=strides)
         tiles = blocks.reshape(-1, *tile)
         for window in (axes, reduce(np.multiply.outer, axes) + 1e-300):
             sums = np.zeros(size, array.dtype if array.itemsize > 2 else np.float32)
@@ -47,7 +46,7 @@ def test_a_mean_of_narrow_windows_is_what_was_averaged(sigma, dtype):
             stitcher = gpufold.Stitcher(size, tile, window=window)
             stitcher.add(tiles, positions)
             for got in (
-                gpufold.blocks_to_array(blocks, size, tile, strides=stride, reduction="mean", window=window),
+                gpufold.blocks_to_array(blocks, size, tile, strides=strides, reduction="mean", window=window),
                 gpufold.average(sums, weight),
                 stitcher.result(),
             ):
@@ -56,13 +55,11 @@ def test_a_mean_of_narrow_windows_is_what_was_averaged(sigma, dtype):
 
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_least_squares_lose_no_element_either(sigma):
-    for size, tile in problems():
-        axes = tuple(gaussian(taps, sigma) for taps in tile)
-        stride = tuple(taps // 2 for taps in tile)
-        blocks = gpufold.array_to_blocks(np.ones(size, np.float32), tile, strides=stride)
+    for size, tile, strides, axes in problems(sigma):
+        blocks = gpufold.array_to_blocks(np.ones(size, np.float32), tile, strides=strides)
         stitcher = gpufold.Stitcher(size, tile, window=axes, reduction="least_squares")
-        stitcher.add(blocks.reshape(-1, *tile), gpufold.grid_positions(size, tile, strides=stride))
-        folded = gpufold.blocks_to_array(blocks, size, tile, strides=stride, reduction="least_squares", window=axes)
+        stitcher.add(blocks.reshape(-1, *tile), gpufold.grid_positions(size, tile, strides=strides))
+        folded = gpufold.blocks_to_array(blocks, size, tile, strides=strides, reduction="least_squares", window=axes)
         assert (folded > 0).all()
         assert (stitcher.result() > 0).all()
 
