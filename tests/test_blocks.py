@@ -1,4 +1,4 @@
-"""Blocks with their taps last, and blocks at positions: what is planned, and the kernels, run on the CPU."""
+"""Blocks with their taps last, and blocks at positions: what is special of their kernels, run on the CPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from executors import Call, operand, run
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns, blocks_to_array_geometry
+from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
 
 # ---------------------------------------------------------------------------------------------
@@ -54,57 +54,6 @@ def test_weights_may_lie_anywhere(executor):
         plan, arrays = run(call, "gather_pixels", executor=executor)
         assert plan.symbol == "col2im_gather_words"
         assert_same_bits(arrays.result, call.on(blocks))
-
-
-def plan_of(operation, shape, block, strides, order=None):
-    """Plan a call whose blocks are contiguous, or lie in memory in another order of their axes."""
-    geometry = array_to_blocks_geometry(shape, block, strides)
-    blocks = Operand.contiguous(geometry.blocks_shape)
-    if order:
-        inside = Operand.contiguous(tuple(geometry.blocks_shape[axis] for axis in order)).strides
-        blocks = Operand(geometry.blocks_shape, tuple(inside[order.index(axis)] for axis in range(len(order))))
-    array = Operand.contiguous(shape)
-    arrays = (blocks, array) if operation == "blocks_to_array" else (array, blocks)
-    return choose(calls.Call(operation, geometry, "float32"), *arrays, H200)
-
-
-@pytest.mark.parametrize("lead", [(), (3,), (2, 1), (2, 2, 2)], ids=str)
-def test_atomic_additions_serve_any_leading_axes(lead):
-    geometry = blocks_to_array_geometry((*lead, 6, 7, 3, 4), (*lead, 8, 10), (3, 4), 1)
-    call = calls.Call("blocks_to_array", geometry, "float32", variant="atomic", deterministic=False)
-    arrays = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    assert choose(call, *arrays, H200).variant == "atomic"
-
-
-@pytest.mark.parametrize(
-    ("expected", "operation", "shape", "block", "strides", "order"),
-    [
-        ("gather_blocks", "blocks_to_array", (64, 512, 512), (7, 7), 1, None),
-        ("gather_blocks", "blocks_to_array", (8, 3, 512, 512), (8, 8), (1, 2), None),
-        ("gather_blocks", "blocks_to_array", (16, 96, 96, 96), (3, 3, 3), 1, None),
-        ("gather_pixels", "blocks_to_array", (64, 512, 512), (3, 3), 1, None),  # blocks of a sector
-        ("gather_pixels", "blocks_to_array", (512, 512, 12), (8, 8), 1, None),  # rows of a few blocks
-        ("gather_blocks", "blocks_to_array", (3, 512, 128), (24, 24), 1, None),  # few pixels, each in many blocks
-        ("gather_blocks", "blocks_to_array", (2, 32, 100, 48), (8, 8, 8), 1, None),
-        ("gather_blocks", "blocks_to_array", (12, 128, 128), (8, 8), 2, None),
-        ("gather_blocks", "blocks_to_array", (19, 48_000), (30,), 1, None),
-        ("gather_pixels", "blocks_to_array", (16, 96, 96, 96), (5, 5, 5), 2, None),
-        ("gather_pixels", "blocks_to_array", (3, 16_000), (64,), 2, None),
-        ("gather_pixels", "blocks_to_array", (64, 512, 512), (16, 16), 8, None),
-        ("gather_pixels", "blocks_to_array", (64, 512, 512), (2, 2), 2, None),
-        ("gather_pixels", "blocks_to_array", (64, 100_000), (8,), 1, None),
-        ("gather_pixels", "blocks_to_array", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
-        ("packed", "array_to_blocks", (64, 512, 512), (7, 7), 1, None),
-        ("taps", "array_to_blocks", (64, 512, 512), (8, 8), 1, None),
-        ("taps", "array_to_blocks", (64, 512, 512), (16, 16), 16, None),
-        ("runs", "array_to_blocks", (64, 511, 511), (7, 7), 1, (0, 3, 4, 1, 2)),
-        ("direct", "array_to_blocks", (64, 512, 512), (16, 16), 16, (0, 3, 4, 1, 2)),
-    ],
-)
-def test_auto_takes_the_variant_for_the_layout(expected, operation, shape, block, strides, order):
-    plan = plan_of(operation, shape, block, strides, order)
-    assert plan.variant == expected, plan.reason
-    assert plan.operation == operation
 
 
 def test_leading_axes_that_are_walked_as_one_are_planes():

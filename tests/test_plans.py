@@ -24,6 +24,7 @@ from bench import hostcuda
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import (
     add_blocks_geometry,
+    array_to_blocks_geometry,
     batch_to_space_geometry,
     col2im_geometry,
     im2col_geometry,
@@ -96,6 +97,21 @@ def placed(shape, block, count, variant="auto", dtype="float32", deterministic=T
     return planned(call, contiguous(geometry.blocks_shape), contiguous(shape), all_of_them)
 
 
+def of_blocks(operation, shape, block, strides=1, order=None, variant="auto", deterministic=True):
+    """Plan a call whose blocks are contiguous, or lie in memory in another order of their axes."""
+    geometry = array_to_blocks_geometry(shape, block, strides)
+    blocks = contiguous(geometry.blocks_shape)
+    if order:
+        inside = contiguous(tuple(geometry.blocks_shape[axis] for axis in order)).strides
+        blocks = contiguous(geometry.blocks_shape, tuple(inside[order.index(axis)] for axis in range(len(order))))
+    call = Call(operation, geometry, "float32", variant=variant, deterministic=deterministic)
+    operands = blocks, contiguous(shape)
+    return planned(call, *(operands if operation == "blocks_to_array" else reversed(operands)))
+
+
+into_array, into_blocks = partial(of_blocks, "blocks_to_array"), partial(of_blocks, "array_to_blocks")
+
+
 def taps(number, dtype="float32", spaced=1):
     """Plan a call whose columns lie row by row."""
     case = CASES_OF_KERNELS["im2col", "taps"][number]
@@ -118,6 +134,7 @@ def row(wanted, function, *arguments, **options):
 
 MAP = {"batch": 32, "channels": 64}
 MANY, OF_FIFTY_AXES = (2**24 + 8,), ((1,) * 50, (1,) * 50)
+TAPS_FIRST = (0, 3, 4, 1, 2)
 NHWC, NCHW, PLANES = (8, 6, 7), (4, 64, 56, 56), (4, 64, 1024, 1024)
 CELLS = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
 
@@ -194,6 +211,30 @@ VARIANTS = [
             ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
             ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
         )
+    ),
+    row("gather_blocks", into_array, (64, 512, 512), (7, 7)),
+    row("gather_blocks", into_array, (8, 3, 512, 512), (8, 8), strides=(1, 2)),
+    row("gather_blocks", into_array, (16, 96, 96, 96), (3, 3, 3)),
+    row("gather_pixels", into_array, (64, 512, 512), (3, 3)),  # blocks of a sector
+    row("gather_pixels", into_array, (512, 512, 12), (8, 8)),  # rows of a few blocks
+    row("gather_blocks", into_array, (3, 512, 128), (24, 24)),  # few pixels, each in many blocks
+    row("gather_blocks", into_array, (2, 32, 100, 48), (8, 8, 8)),
+    row("gather_blocks", into_array, (12, 128, 128), (8, 8), strides=2),
+    row("gather_blocks", into_array, (19, 48_000), (30,)),
+    row("gather_pixels", into_array, (16, 96, 96, 96), (5, 5, 5), strides=2),
+    row("gather_pixels", into_array, (3, 16_000), (64,), strides=2),
+    row("gather_pixels", into_array, (64, 512, 512), (16, 16), strides=8),
+    row("gather_pixels", into_array, (64, 512, 512), (2, 2), strides=2),
+    row("gather_pixels", into_array, (64, 100_000), (8,)),
+    row("gather_pixels", into_array, (64, 512, 512), (7, 7), order=TAPS_FIRST),
+    row("packed", into_blocks, (64, 512, 512), (7, 7)),
+    row("taps", into_blocks, (64, 512, 512), (8, 8)),
+    row("taps", into_blocks, (64, 512, 512), (16, 16), strides=16),
+    row("runs", into_blocks, (64, 511, 511), (7, 7), order=TAPS_FIRST),
+    row("direct", into_blocks, (64, 512, 512), (16, 16), strides=16, order=TAPS_FIRST),
+    *(
+        row("atomic", into_array, (*lead, 8, 10), (3, 4), variant="atomic", deterministic=False)
+        for lead in ((), (3,), (2, 1), (2, 2, 2))
     ),
     row("lists", placed, *OF_FIFTY_AXES, 3, dtype="float64"),  # more than regions can list
     # A number of taps that no other kernel counts.
