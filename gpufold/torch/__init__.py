@@ -18,11 +18,11 @@ from __future__ import annotations
 from gpufold import extras
 
 try:
-    from torch import __version__, library
+    from torch import __version__
 except ImportError as error:
     raise extras.missing("gpufold.torch", "torch", "torch") from error
-if not hasattr(library, "register_vmap"):
-    raise extras.outdated("gpufold.torch", "torch", __version__, "2.5")
+if __version__ < "2.6":
+    raise extras.outdated("gpufold.torch", "torch", __version__, "2.6")
 
 from gpufold.torch.door import InvalidValue
 from gpufold.torch.exporting import decompositions

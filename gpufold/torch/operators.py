@@ -133,8 +133,7 @@ def _define(operation: str) -> None:
     for key in ("CPU", "CUDA"):
         _library.impl(operation, compute, key)
     torch.library.register_fake(name, fake, lib=_library)
-    for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
-        _library.impl(operation, differentiate, key)
+    _library.impl(operation, differentiate, "Autograd")
     torch.library.register_vmap(name, vmap, lib=_library)
 
 

@@ -1,7 +1,8 @@
 """Gradients, tangents and vmap of tensors, by the adjoints of `gpufold.adjoints`.
 
 `apply` computes such a call by the way that fits: by the kernel where nothing asks for a further gradient, through an
-`autograd.Function` where something does, and by an operator of torch's library while a compiler traces.
+`autograd.Function` where something does, and by an operator of torch's library while a compiler traces or a transform
+of torch.func is under way: torch's dispatcher hands it to each of these in turn.
 """
 
 from __future__ import annotations
@@ -12,10 +13,6 @@ from typing import Any
 import torch
 from torch import _C, Tensor
 from torch._C import _functorch
-from torch._functorch.autograd_function import generate_single_level_function
-from torch._functorch.eager_transforms import _maybe_unwrap_functional_tensor
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from gpufold import adjoints
@@ -80,11 +77,16 @@ def apply(
 ) -> Tensor:
     """Compute a call on tensors that were checked, its window joined, by the way that fits."""
     data, window, positions, out = given = [*map(alive, (data, window, positions, out))]
-    if is_traced(data) or any([each is not None and _functorch.is_legacy_batchedtensor(each) for each in given]):
+    if is_traced(data) or _C._are_functorch_transforms_active() or any(map(_is_batched, given)):
         return operator(call, data, window, positions, out)
     if not (is_transformed() or has_gradient(data, window, out)):
         return execute(call, resolved(data), separated(call, window), positions, out)
     return linear(data, window, positions, out, call)
+
+
+def _is_batched(tensor: Tensor | None) -> bool:
+    """Return whether a tensor stands for a batch, as those of torch.autograd.functional do where it vectorizes."""
+    return tensor is not None and _functorch.is_legacy_batchedtensor(tensor)
 
 
 def operator(call: Call, data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None) -> Tensor:
@@ -180,8 +182,8 @@ class Linear(torch.autograd.Function):
     def forward(
         data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call
     ) -> Tensor:
-        if is_traced(data):
-            with _C._AutoDispatchBelowAutograd():
+        if is_traced(data) or _C._are_functorch_transforms_active():  # of which those outside of this one record too
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatchBelowAutograd():
                 return operator(call, data, window, positions, out)
         return execute(call, resolved(data), separated(call, window), positions, out)
 
@@ -243,44 +245,18 @@ def saved(ctx: Any) -> tuple[Any, ...]:
 
 
 _record = super(torch.autograd.Function, Linear).apply
-"""Applies the Function outside of torch.func's transforms, and looks at no signature as `Linear.apply` does."""
+"""Applies the Function for one transform of torch.func at most, and looks at no signature, as `Linear.apply` does."""
 
 
 def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call) -> Tensor:
-    """Apply the Function as the innermost transform of torch.func wants it, where one is under way."""
-    inputs: list[Any] = [data, window, positions, out]
-    if not _C._are_functorch_transforms_active():
-        result: Tensor = _record(*inputs, call)
+    """Compute a call that is recorded: of transforms of torch.func, for the one that the dispatcher has come to."""
+    allowed = _functorch.get_single_level_autograd_function_allowed()
+    _functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        result: Tensor = _record(data, window, positions, out, call)
         return result
-    inputs = [*map(alive, inputs)]
-    transform = retrieve_current_functorch_interpreter()
-    kind, level = transform.key(), transform.level()
-    if kind == _functorch.TransformType.Vmap:
-        split = [(None, None) if each is None else _functorch._unwrap_batched(each, level) for each in inputs]
-        unwrapped, dims = zip(*split, strict=True)
-        with transform.lower():
-            if dims == (None,) * 4:
-                return apply(call, *unwrapped)
-            result, dim = batched(transform.batch_size(), dims, unwrapped, call)
-        return _functorch._add_batch_dim(result, dim, level)
-    if kind == _functorch.TransformType.Functionalize:
-        views = transform.functionalize_add_back_views()
-        unwrapped = tuple([_maybe_unwrap_functional_tensor(each, reapply_views=views) for each in inputs])
-        with transform.lower():
-            result = apply(call, *unwrapped)
-        return _functorch._wrap_functional_tensor(result, level)
-
-    def forward(*given: Any) -> Tensor:
-        unwrapped = [each if each is None else _functorch._unwrap_for_grad(each, level) for each in given[:4]]
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), transform.lower():
-            result = apply(call, *unwrapped)
-        return _functorch._wrap_for_grad(result, level)
-
-    of_level: Any = generate_single_level_function(transform, Linear)
-    of_level.forward = staticmethod(forward)  # torch's own has no rule for a functionalize outside
-    with enable_single_level_autograd_function():
-        result = of_level.apply(*inputs, call)
-    return result
+    finally:
+        _functorch.set_single_level_autograd_function_allowed(allowed)
 
 
 def tangents_of(call: Call, window: Tensor, tangent: Tensor) -> list[Tensor]:
