@@ -54,9 +54,10 @@ def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 
 def spread(weights: Array | None, columns: Array) -> Array | None:
-    """View the weights of a block in the shape of split columns, by zero strides."""
-    axes = None if weights is None else weights.reshape(1, 1, *weights.shape, *(1,) * weights.ndim)
-    return None if axes is None else np.broadcast_to(axes, columns.shape)
+    """View the weights of a block, which are contiguous, in the shape of split columns, by zero strides."""
+    if weights is None:
+        return None
+    return np.ndarray(columns.shape, weights.dtype, weights, 0, (0, 0, *weights.strides, *(0,) * weights.ndim))
 
 
 def copy_rows(elements: Array, copy: Array) -> None:

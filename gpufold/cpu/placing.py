@@ -27,8 +27,9 @@ BLOCK_START, ROW_START = 1 << 10, 8
 LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 """Elements whose indices are made at a time, and that are taken at a time."""
 
-MANY_BLOCKS, SMALL_BLOCK = 16, 1 << 13
-"""Blocks from which, and elements of each up to which, they are taken together."""
+FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 13
+"""Blocks up to which small ones are added one by one at once: to look for those that a tile meets takes longer; blocks
+from which, and elements of each up to which, they are taken together."""
 
 THREADED_BLOCK = 4 * tiles.STEP_ELEMENTS
 """Elements of a block from which threads gain, which take turns in Python between two blocks."""
@@ -55,11 +56,10 @@ def add_blocks(
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
-    if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
-        met = _placed(positions, blocks.shape[-rank:], array.shape[-rank:])
-        with np.errstate(all="ignore"):
-            factors = None if weights is None else np.broadcast_to(weights, blocks.shape[1:])
-            add_pairs(array, blocks[0], factors, [(pixels, taps) for _, pixels, taps in met])
+    if len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
+        with np.errstate(all="ignore"):  # as a frame of a stream, or a few
+            factors = None if weights is None else np.broadcast_to(weights, blocks.shape)
+            _add_slices(array, blocks, factors, [[number] for number in range(len(blocks))], positions)
         return
     scatters, limit = _are_small(blocks, rank), array.size
     narrow = sum_dtype(array.dtype) != array.dtype

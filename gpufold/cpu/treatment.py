@@ -22,7 +22,7 @@ Weights: TypeAlias = tuple[Array, ...] | None
 """The weights of a window, as `gpufold.windows.as_weights` returns them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Treatment:
     """What becomes of the elements besides being added: `Fusion` with a window's weights in the shape of a block."""
 
@@ -61,6 +61,8 @@ def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Ax
 
 def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
     """Return the weight of every tap of a block, as `product_of` its axes where the window is separable."""
+    if len(window) == 1 and not least:
+        return window[0].reshape(block_shape)
     with np.errstate(all="ignore"):  # as in sums
         weights: Array = product_of(np, window, least)
     return weights.reshape(block_shape)
@@ -70,19 +72,19 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Divide a tile's sums by what landed on each pixel; zero where the divisor is below the smallest normal number."""
     known = treatment.divisors.get(axes)
     if known is None:
-        known = _divisor(axes, treatment, np.dtype(ELEMENT_TYPES[total.dtype.name].weight))
+        dtype, plain = ELEMENT_TYPES[total.dtype.name].weight, treatment.weights is None
+        known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, treatment, np.dtype(dtype)), axes)
         treatment.divisors.clear()
         treatment.divisors[axes] = known
     _divide(total, *known, total)
 
 
-def _divisor(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
-    """Return what a plane's sums are divided by, and which of them are zero then, if any."""
-    if treatment.weights is not None:
-        return _covered(_sums_of_weights(axes, treatment, dtype), axes)
+@kept
+def _counted(axes: tuple[Axis, ...], dtype: str) -> tuple[Array, Array | None]:
+    """Return how many taps a plane's sums are divided by, and which of them are zero then, if any."""
     counts = [_counts(axis) for axis in axes]
     most = prod(int(count.max()) for count in counts)
-    exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
+    exact = dtype if most <= 1 << np.finfo(dtype).nmant else "float64"
     shares = [count.astype(exact) for count in counts]
     return _covered(reduce(np.multiply.outer, shares).astype(dtype, copy=False), axes)
 
