@@ -58,7 +58,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         last, traced = named.get("last"), is_traced(data)
         over = isinstance(last, str) and last == "over"
         if over or traced:
-            values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+            values = {**defaults, **dict(zip(places[: len(given)], given, strict=True)), **named}
             if "mode" in known:
                 word(name, "mode", values["mode"], calls.MODES)
             if "last" in known and operators.is_integer(block := values.get("block_shape")):

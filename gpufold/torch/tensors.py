@@ -119,6 +119,8 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
 
 def alive(tensor: Any) -> Any:
     """Return a tensor, or what it stood for in transforms of torch.func that have ended since; or None."""
+    if is_compiling():  # what is traced stands for itself, and torch 2.6 does not trace the question
+        return tensor
     while tensor is not None and (inner := _functorch.unwrap_if_dead(tensor)) is not tensor:
         tensor = inner
     return tensor
