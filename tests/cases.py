@@ -520,10 +520,6 @@ class BlocksCase(Named):
     def blocks_shape(self):
         return (*self.lead, *self.num_blocks, *self.block)
 
-    @property
-    def arguments(self):
-        return self.block, self.strides
-
 
 BLOCKS_CASES = (
     BlocksCase("row", (17,), (5,), (2,)),
