@@ -106,21 +106,3 @@ def test_tensors_have_the_same_bits_and_a_gradient(reduction, kind):
     arguments = (data.detach(), joined, None, None, *sizes, reduction, kind == "separable", "auto", True, True)
     composed = by_aten(gpufold.torch.exporting.fold_by_aten, "blocks_to_array", *arguments)
     np.testing.assert_allclose(composed.numpy(), want, rtol=1e-4)
-
-
-@pytest.mark.peer("torch")
-@pytest.mark.parametrize("recorded", [False, True])
-def test_weights_beside_sums_of_tensors_have_the_same_bits(recorded):
-    import torch
-
-    import gpufold.torch
-
-    axes = tuple(gaussian(taps, 0.5) for taps in (8, 16))
-    tiles, positions = np.ones((2, 8, 16), np.float32), [(0, 0), (4, 8)]
-    want, weight = np.zeros((2, 12, 24), np.float32)
-    gpufold.add_blocks_(want, tiles, positions, window=axes, weight_out=weight)
-    got, sums = torch.zeros(12, 24), torch.zeros(12, 24)
-    blocks = torch.from_numpy(tiles).requires_grad_(recorded)
-    gpufold.torch.add_blocks_(got, blocks, positions, window=tuple(map(torch.from_numpy, axes)), weight_out=sums)
-    assert_same_bits(got.detach().numpy(), want)
-    assert_same_bits(sums.detach().numpy(), weight)
