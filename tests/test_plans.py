@@ -69,6 +69,12 @@ def im2col(shape, kernel, variant="auto", dtype="float32", steps=None, blocks=No
     return planned(call, contiguous(shape, steps), columns, every)
 
 
+def col2im_apart(variant, batch, channels, *size):
+    """Plan a call whose taps are contiguous with gaps between blocks, where a variant needs that."""
+    steps = (0, 1, 9 * channels + 9) if variant == "gather_blocks" else None
+    return col2im(size, (3, 3), variant, batch=batch, channels=channels, steps=steps, **CELLS)
+
+
 packed = partial(im2col, variant="packed", dtype="uint8", blocks=0)
 words = partial(im2col, variant="words")
 direct = partial(im2col, variant="direct")
@@ -347,19 +353,15 @@ DEFINES = [
     row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
     row((WORDS, [4, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
     row((WORDS, [4, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
-    row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3), strides=3),
     row((WORDS, [4, 16, 0, 256]), packed, (2, 3, 8, 640), (3, 3), strides=40),
     row((WORDS, [4, 4, 0, 128]), packed, (2, 3, 8, 64), (7, 7)),
     row((WORDS, [2, 2, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float16"),
-    row((WORDS, [1, 1, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float32"),
     row((WORDS, [1, 4, 0, 256]), packed, (2, 3, 8, 64), (5, 5), dtype="float32", strides=4),
-    row((LINES, [8, 4, 1, 1, 0]), taps, 0),
     row((LINES, [8, 4, 4, 1, 1]), taps, 1),
     row((LINES, [8, 8, 8, 1, 5]), taps, 1, "uint8"),
     row((LINES, [8, 4, 4, 3, 3]), taps, 2),
     row((LINES, [8, 4, 1, 0, 0]), taps, 3),
     row((LINES, [8, 2, 1, 0, 0]), taps, 4),
-    row((LINES, [8, 1, 1, 0, 0]), taps, 6),
     row((LINES, [8, 1, 1, 0, 0]), taps, 1, spaced=2),
     # The width of rows chooses a word, and no other extent does.
     *(
@@ -405,21 +407,16 @@ DEFINES = [
     *(row(("BLOCKS_PER_WORD PIXELS_BEFORE", [n, 0]), of_rows, w, "uint8") for n, w in ((8, 24), (4, 12), (1, 9))),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [4, 0]), of_rows, 24, "float16"),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [2, 0]), of_rows, 24, "float32"),
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float64"),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", block=4),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 28, "float32", 1, 3),  # every word ends a block
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 3]), of_rows, 28, "uint8", 1, 3, block=4),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 28, "float32", 2, 2),  # whole blocks, but one of two
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [2, 0]), of_rows, 28, "float32", 4, 4),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 25, "float32", 1, 1),  # an odd number of blocks
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", alignment=8),
     # Blocks that are no words are loaded as several.
     row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=3),
-    row(("BLOCKS_PER_WORD LOADED", [8, 8]), of_rows, 24, "float16", block=3),
-    row(("BLOCKS_PER_WORD LOADED", [8, 8]), of_rows, 24, "uint8", block=3),
     row(("BLOCKS_PER_WORD LOADED", [16, 16]), of_rows, 48, "uint8", block=3),
     row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=6),
-    row(("BLOCKS_PER_WORD LOADED", [2, 2]), of_rows, 26, "float32", block=5),
     row(("BLOCKS_PER_WORD LOADED", [2, 2]), of_rows, 24, "float32", block=3, alignment=8),
     row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 28, "float32", 12, 12, block=3),
     row(("BLOCKS_PER_WORD LOADED", [8, 16]), of_rows, 24, "uint8", block=8),  # a word of 16 bytes would have two blocks
@@ -428,16 +425,12 @@ DEFINES = [
     # halves, of as many taps of each pixel. One tile where there is no room for two.
     row((TAPS, [4, 4, 8, 33, 8, 1]), col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
     row((TAPS, [2, 1, 7, 15, 14, 2]), col2im, (512, 512), (7, 7), steps=(1, 1, 49)),
-    row((TAPS, [4, 8, 8, 34, 4, 2]), col2im, (512, 512), (8, 8), dtype="float16", steps=(1, 1, 64)),
     row((TAPS, [2, 2, 8, 17, 8, 1]), col2im, (512, 512), (8, 8), dtype="float64", steps=(1, 1, 64)),
-    row((TAPS, [2, 1, 4, 9, 8, 1]), col2im, (512, 512), (8, 4), dtype="complex128", steps=(1, 1, 32)),
     row((TAPS, [1, 4, 12, 13, 3, 2]), col2im, (512, 512), (24, 24), steps=(1, 1, 576)),
     row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (8, 8), "gather_blocks", dilations=(2, 1), steps=(1, 1, 64)),
-    row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (1, 8), "gather_blocks", steps=(1, 1, 8)),
     row((TAPS, [1, 4, 16, 18, 4, 2]), col2im, (64, 512), (16, 16), "gather_blocks", strides=2, steps=(1, 1, 256)),
     row((TAPS, [1, 4, 36, 37, 9, 2]), col2im, (512, 512), (4, 64), "gather_blocks", strides=3, steps=(1, 1, 256)),
     row((PIECES, [3, 32, 16, 0, 1, 1]), of_threes, dtype="uint8"),
-    row((PIECES, [3, 16, 8, 0, 1, 1]), of_threes, dtype="float16", width=16),
     row((PIECES, [3, 8, 4, 0, 1, 1]), of_threes, width=16),
     row((PIECES, [3, 20, 2, 0, 1, 0]), of_threes, dtype="uint8", alignment=2),
     row((PIECES, [3, 10, 1, 0, 0, 0]), of_threes, begin=(0, 0, 0, 1)),
@@ -502,42 +495,20 @@ def test_a_variant_that_cannot_serve_says_why(match, plan):
         plan()
 
 
-ARGUMENTS = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
+EXTENTS = (1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)
+SPACES = (4, 1, 3, 8), (12, 5, 7, 16), (256, 256, 56, 56), (4, 3, 1000, 2000)
 OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "words")]
 SAME = [
-    *(
-        [
-            partial(col2im, size, (3, 3), variant, batch=batch, channels=channels, **CELLS)
-            if variant != "gather_blocks"
-            else partial(
-                *(col2im, size, (3, 3), variant),
-                **{"batch": batch, "channels": channels, "steps": (0, 1, 9 * channels + 9)} | CELLS,
-            )
-            for batch, channels, size in (
-                *((1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57))),
-                *((1, 3, (1024, 1999)), (8, 8, (64, 66))),
-            )
-        ]
-        for variant in variants("col2im")
-    ),
+    *([partial(col2im_apart, variant, *extents) for extents in EXTENTS] for variant in variants("col2im")),
     [partial(col2im, (40, 40), (3, 3), "gather", strides=3, pads_begin=pad) for pad in (1, 4)],
-    *(
-        [
-            partial(im2col, shape, (3, 3), variant, **ARGUMENTS)
-            for shape in ((1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999))
-        ]
-        for variant in OF_ANY_ROWS
-    ),
+    *([partial(im2col, extents, (3, 3), variant, **CELLS) for extents in EXTENTS] for variant in OF_ANY_ROWS),
     *(
         [partial(im2col, (2, 2, 40, 40), (3, 3), variant, pads_begin=pad, strides=4 + pad) for pad in (0, 1, 7)]
         for variant in OF_ANY_ROWS
     ),
     [partial(im2col, (2, 3, *size), (3, 3), "runs", pads_begin=1) for size in ((40, 41), (9, 7), (999, 1001))],
     *(
-        [
-            partial(space, operation, shape, (1, 2, 2), variant, begin=(0, 0, 1, 2), end=(0, 0, 0, 2))
-            for shape in ((4, 1, 3, 8), (12, 5, 7, 16), (256, 256, 56, 56), (4, 3, 1000, 2000))
-        ]
+        [partial(space, operation, shape, (1, 2, 2), variant, begin=(0, 0, 1, 2), end=(0, 0, 0, 2)) for shape in SPACES]
         for operation in ("batch_to_space", "space_to_batch")
         for variant in variants(operation)
     ),
