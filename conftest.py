@@ -26,7 +26,7 @@ NEEDS = {
     "tests/test_sources.py": ("ml_dtypes",),
     "tests/test_torch*.py": ("torch",),
     "tests/test_torch_small.py": ("hypothesis",),
-    "tests/test_tuning.py": ("ml_dtypes",),
+    "tests/test_tuning.py": ("cupy", "ml_dtypes"),
     "tests/test_underflow.py": ("ml_dtypes",),
 }
 """What modules import besides NumPy and pytest: packages of an extra, or of `pip install --group test`."""

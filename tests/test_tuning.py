@@ -25,11 +25,11 @@ import gpufold
 from bench.hostcuda import fake_cupy
 from bench.problems import PROBLEMS
 from gpufold.calls import Call as Description
-from gpufold.gpu import registry, tuning
+from gpufold.gpu import launch, registry, tuning
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import OPERATIONS
 
-pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
+pytestmark = pytest.mark.hostcuda
 
 
 def adding(number, dtype):
@@ -70,7 +70,6 @@ def cupy(monkeypatch, tmp_path):
 @pytest.fixture
 def clock(cupy, monkeypatch):
     """A clock that draws times from a seed, and the launches that it was asked for."""
-    from gpufold.gpu import launch
 
     class Clock:
         measured = 0
@@ -113,8 +112,6 @@ def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy,
 
 def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
     """What is prepared is remembered, by what was known."""
-    from gpufold.gpu import launch
-
     launched, run = [], launch.Kernel.launch
     plans = tuple(registry.candidates(problem(FOLD, device(cupy))))
     *_, last = tuning.labels(plans)
@@ -151,8 +148,6 @@ def test_atomics_of_floats_are_raced_only_where_any_order_is_allowed(cupy, clock
 
 
 def device(cupy):
-    from gpufold.gpu import launch
-
     return launch.device(launch.current())
 
 
@@ -194,8 +189,6 @@ def test_the_context_holds_for_its_thread_and_its_time(cupy, clock):
 
 
 def test_where_memory_is_short_the_rule_stays_and_nothing_is_remembered(cupy, clock, monkeypatch):
-    from gpufold.gpu import launch
-
     def full(size):
         raise cupy.cuda.memory.OutOfMemoryError("none left")
 
@@ -222,8 +215,6 @@ def test_samples_are_taken_in_turns_and_the_first_does_not_count():
 
 
 def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory(cupy, monkeypatch):
-    from gpufold.gpu import launch
-
     log = []
 
     class Event:
