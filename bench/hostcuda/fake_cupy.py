@@ -74,7 +74,6 @@ class CUDARuntimeError(_CUDAError):
     """An error of the CUDA runtime."""
 
     NAMES: ClassVar = {
-        1: "cudaErrorInvalidValue",
         101: "cudaErrorInvalidDevice",
         700: "cudaErrorIllegalAddress",
         900: "cudaErrorStreamCaptureUnsupported",
@@ -489,15 +488,8 @@ class ndarray:
 
     @property
     def __cuda_array_interface__(self):
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "descr": self.dtype.descr,
-            "stream": get_current_stream().ptr or 1,
-            "version": 3,
-            "strides": None if self.flags.c_contiguous else self.strides,
-            "data": (self.data.ptr if self.size else 0, False),
-        }
+        strides = None if self.flags.c_contiguous else self.strides
+        return {"shape": self.shape, "typestr": self.dtype.str, "strides": strides, "data": (self.data.ptr, False)}
 
     def __dlpack_device__(self):
         return 2, self.data.device_id
@@ -568,9 +560,6 @@ class ndarray:
     def __abs__(self):
         return _combine(np.abs, self)
 
-    def max(self):
-        return _combine(np.max, self)
-
     def any(self):
         return _combine(np.any, self)
 
@@ -580,9 +569,6 @@ class ndarray:
     def __int__(self):
         return int(self.get().item())
 
-    def __float__(self):
-        return float(self.get().item())
-
     def __bool__(self):
         return bool(self.get().item())
 
@@ -591,9 +577,7 @@ def _cast(origin, dtype):
     """Return what a cast does to elements: CuPy's flush float32 denormals."""
     if {np.dtype(origin), np.dtype(dtype)} != {np.dtype(np.float32), np.dtype(np.float64)}:
         return lambda got: got
-    if np.dtype(dtype) == np.float32:
-        return lambda got: _flushed(got.astype(np.float32))
-    return _flushed
+    return lambda got: _flushed(got.astype(np.float32))
 
 
 def _elementwise(function, result, *operands):
@@ -601,17 +585,14 @@ def _elementwise(function, result, *operands):
     for array in (result, *operands):
         if isinstance(array, ndarray) and array.data.device_id != get_device():
             raise ValueError(f"an array of device {array.data.device_id}, and the current one is {get_device()}")
-    for array in (result, *operands):
         if isinstance(array, ndarray) and not array._addresses().flags.aligned:
             raise Misuse("elements off their size")  # each is read as one, which ends a process on a GPU
     into = result._elements()
-    given = [
-        operand._elements() if isinstance(operand, ndarray) else lambda operand=operand: operand for operand in operands
-    ]
+    given = [each._elements() if isinstance(each, ndarray) else each for each in operands]
 
     def work():
         with np.errstate(all="ignore"):
-            into()[...] = function(*(each() for each in given))
+            into()[...] = function(*(each() if callable(each) else each for each in given))
 
     if result.size:
         _queue(work, None, get_device())
@@ -867,15 +848,8 @@ class Function:
 # ---------------------------------------------------------------------------------------------
 # The module
 
-
-PROPERTIES = {
-    "name": b"no GPU: the stand-in for CuPy",
-    "major": 9,
-    "minor": 0,
-    "multiProcessorCount": 132,
-    "maxThreadsPerMultiProcessor": 2048,
-    "l2CacheSize": 50 << 20,
-}
+PROPERTIES = {"name": b"no GPU: the stand-in for CuPy", "major": 9, "minor": 0, "l2CacheSize": 50 << 20}
+PROPERTIES |= {"multiProcessorCount": 132, "maxThreadsPerMultiProcessor": 2048}
 """Of an H200, as what is asked for by number: its bytes of the L2 cache and of shared memory."""
 
 
