@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 NEEDS = {
-    "bench/hostcuda/fake_torch_cuda.py": ("torch",),
     "gpufold/dask/*": ("dask",),
     "gpufold/gpu/launch.py": ("cupy",),
     "gpufold/jax/*": ("jax",),

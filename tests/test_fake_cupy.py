@@ -37,10 +37,6 @@ def test_it_has_nothing_and_takes_no_argument_that_cupy_does_not():
     "words",
     [
         pytest.param(["tests/test_gpu.py", "--of-each=2"], marks=pytest.mark.all),  # what compiles is kept
-        pytest.param(
-            ["tests/test_torch_gpu.py", "-p", "bench.hostcuda.fake_torch_cuda", "--of-each=20"],
-            marks=[pytest.mark.all, pytest.mark.peer("torch")],
-        ),
         pytest.param(["tests/test_gpu.py"], marks=pytest.mark.many),
     ],
     ids=" ".join,

@@ -87,7 +87,7 @@ class Rehearsal:
         if stand_in:
             (site / "stands_in.py").write_text(STAND_IN)
             (site / "stands_in.pth").write_text("import stands_in\n")  # Debian's Python has a sitecustomize of its own
-            variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.fake_cupy -p bench.hostcuda.fake_torch_cuda --of-each=1"
+            variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.fake_cupy --of-each=1"
         tools = tmp_path / "tools"  # no git among them
         tools.mkdir()
         for name in ("g++", "as", "ld", "nm", "ar"):

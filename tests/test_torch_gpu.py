@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -34,18 +33,16 @@ def _built_for_cuda(request):
 )
 def moved(request, monkeypatch):
     """Return what gives an operation and its tensors on a GPU, or where they pass for being there."""
-    to = torch.Tensor.cuda
-    if request.param != "cuda" and "bench.hostcuda.fake_torch_cuda" in sys.modules:
-        pytest.skip("every tensor passes for a GPU's already")
-    if request.param != "cuda":
-        to = torch.Tensor.clone
+    on_stand_in = request.param == "stand-in"
+    to = torch.Tensor.clone if on_stand_in else torch.Tensor.cuda
+    if on_stand_in:
         monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
 
     def on_gpu(operation, given):
         places = {name: to(torch.tensor(of)) for name, of in operation.arguments.items() if name == "positions"}
         return replace(operation, arguments=operation.arguments | places), [*map(to, given)]
 
-    with nullcontext() if request.param == "cuda" else passing_for_gpu(monkeypatch):
+    with passing_for_gpu(monkeypatch) if on_stand_in else nullcontext():
         yield on_gpu
 
 
