@@ -341,6 +341,10 @@ class SpaceCase(Named):
         )
         return (batch // prod(self.block_shape), *sizes)
 
+    def margins(self, name):
+        """What is cropped or padded, by the names of arguments."""
+        return {f"{name}_begin": self.crops_begin, f"{name}_end": self.crops_end}
+
 
 SPACE_CASES = (
     SpaceCase("openvino-page-2d", (10, 2), (1, 5), (0, 2), (0, 0)),

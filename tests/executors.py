@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from cases import SpaceCase, values
+import pytest
+from cases import AverageCase, BlocksCase, Case, PositionsCase, SpaceCase, values
 from numpy.lib.stride_tricks import as_strided
 
 import gpufold
 from bench import hostcuda
 from gpufold import calls
 from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Device, Operand, Plan
 from gpufold.gpu.registry import candidates, problem_of
 from gpufold.windows import as_weights
@@ -148,62 +151,60 @@ class Call:
             return gpufold.add_blocks_(result, read, *self.arguments[1:], **self.options | options)
         return self.on(read, out=result, **options)
 
-    def with_arrays_of(self, library):
-        """The same call with its window, and the arrays among its arguments, in another library."""
-        window = self.options.get("window")
-        if isinstance(window, tuple):
-            window = tuple(map(library.asarray, window))
-        elif window is not None:
-            window = library.asarray(window)
-        arrays = tuple(library.asarray(each) if isinstance(each, np.ndarray) else each for each in self.arguments)
-        options = self.options | ({} if window is None else {"window": window})
-        return replace(self, arguments=arrays, options=options)
+    def with_options(self, **options):
+        """The same call with more options, or others."""
+        return replace(self, options=self.options | options)
 
-    def with_magnitudes(self):
-        """The same call with a window of no negative weight."""
+    def with_window(self, function):
+        """The same call with a function of each array of its window."""
         window = self.options.get("window")
         if window is None:
             return self
-        window = tuple(map(abs, window)) if isinstance(window, tuple) else abs(window)
-        return replace(self, options=self.options | {"window": window})
+        return self.with_options(window=tuple(map(function, window)) if isinstance(window, tuple) else function(window))
+
+    def with_arrays_of(self, library):
+        """The same call with its window, and the arrays among its arguments, in another library."""
+        arrays = tuple(library.asarray(each) if isinstance(each, np.ndarray) else each for each in self.arguments)
+        return replace(self.with_window(library.asarray), arguments=arrays)
 
     def exact(self, variant):
         """Whether a variant gives the same bits on every run."""
         return variant != "atomic" or ELEMENT_TYPES[self.described().dtype].exact
 
 
-def calls_of(case, dtype, seed=0):
-    """Both operations of a problem."""
-    if isinstance(case, SpaceCase):
-        block, begin, end = (case.block_shape,), case.crops_begin, case.crops_end
-        data, space = values(case.batch_shape, dtype, seed), values(case.space_shape, dtype, seed)
-        return (
-            Call("batch_to_space", data, block, {"crops_begin": begin, "crops_end": end}),
-            Call("space_to_batch", space, block, {"pads_begin": begin, "pads_end": end}),
-        )
-    columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
-    return (
-        Call("col2im", columns, (case.output_size, case.kernel_size), case.arguments),
-        Call("im2col", image, (case.kernel_size,), case.arguments),
-    )
+OPERATIONS_OF = {
+    Case: ("col2im", "im2col"),
+    BlocksCase: ("blocks_to_array", "array_to_blocks"),
+    SpaceCase: ("batch_to_space", "space_to_batch"),
+    PositionsCase: ("add_blocks", "take_blocks"),
+    AverageCase: ("average",),
+}
+"""The operations on a problem of each kind."""
+
+GIVEN = {
+    "col2im": lambda case: (case.columns_shape, (case.output_size, case.kernel_size), case.arguments),
+    "im2col": lambda case: (case.image_shape, (case.kernel_size,), case.arguments),
+    "blocks_to_array": lambda case: (case.blocks_shape, (case.shape, case.block), {"strides": case.strides}),
+    "array_to_blocks": lambda case: (case.shape, (case.block,), {"strides": case.strides}),
+    "batch_to_space": lambda case: (case.batch_shape, (case.block_shape,), case.margins("crops")),
+    "space_to_batch": lambda case: (case.space_shape, (case.block_shape,), case.margins("pads")),
+    "add_blocks": lambda case: (case.shape, (case.blocks_shape, case.positions), {}),
+    "take_blocks": lambda case: (case.shape, (case.positions, case.block), {}),
+}
+"""What an operation is given for a problem: the shape of its first array, and its other arguments."""
 
 
-def placed_calls(case, dtype):
-    """Blocks at positions, which are added and taken."""
-    array, positions = values(case.shape, dtype), np.asarray(case.positions)
-    return (
-        Call("add_blocks", array, (values(case.blocks_shape, dtype, 1), positions)),
-        Call("take_blocks", array, (positions, case.block)),
-    )
+def call_of(operation, case, elements, **options):
+    """An operation on a problem, on the elements that a function gives for a shape."""
+    shape, arguments, own = GIVEN[operation](case)
+    if operation == "add_blocks":
+        arguments = elements(arguments[0]), *arguments[1:]
+    return Call(operation, elements(shape), arguments, own | options)
 
 
-def blocks_calls(shape, block, steps, dtype, **options):
-    """Blocks in a layout of their own, both ways; a reduction belongs to the way back."""
-    array = values(shape, dtype)
-    taken = Call("array_to_blocks", array, (block,), {"strides": steps, "window": options.get("window")})
-    if "reduction" in options and not options.get("accumulate"):
-        options["fill_value"] = 0
-    return taken, Call("blocks_to_array", taken.on(array), (shape, block), {"strides": steps} | options)
+def calls_of(case, dtype):
+    """Both operations on a problem."""
+    return tuple(call_of(name, case, partial(values, dtype=dtype)) for name in OPERATIONS_OF[type(case)])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -249,6 +250,18 @@ def plans_of(call: Call, variant: str, arrays: Arrays, device: Device = H200) ->
     weight_out = None if arrays.weight_out is None else operand(arrays.weight_out)
     problem = problem_of(call.described(variant), operand(arrays.input), operand(arrays.result), device, weight_out)
     return candidates(problem)
+
+
+@contextmanager
+def wide_offsets(*caches: Any) -> Iterator[None]:
+    """Let offsets have 64 bits, for arrays however small; these caches remember nothing of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parameters, "INT32_MAX", 0)
+        for cached in caches:
+            cached.cache_clear()
+        yield
+    for cached in caches:
+        cached.cache_clear()
 
 
 def execute(plan: Plan, arrays: Arrays, executor: str = "plain", **options) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -48,22 +49,24 @@ from executors import (
     LAYOUTS,
     MOVED,
     ONE_THREAD,
+    OPERATIONS_OF,
     Arrays,
     Call,
     arrays_of,
     assert_same_bytes,
     block_by_block,
+    call_of,
     execute,
     plans_of,
     random_bits,
     run,
+    wide_offsets,
 )
 
 import gpufold
 from bench import hostcuda
 from gpufold.calls import Unsupported
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.gpu import parameters
 from gpufold.operations import variants
 
 pytestmark = pytest.mark.hostcuda
@@ -124,16 +127,13 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    *(Row(operation, case) for case in (*CASES, *FAR_CASES) for operation in ("col2im", "im2col")),
-    *(Row(operation, case, variant) for (operation, variant), cases in CASES_OF_KERNELS.items() for case in cases),
-    *(Row(operation, case) for case in BLOCKS_CASES for operation in ("blocks_to_array", "array_to_blocks")),
     *(
         Row(operation, case)
-        for case in (*SPACE_CASES, *SPACE_CASES_OF_KERNELS)
-        if prod(case.space_shape)
-        for operation in ("batch_to_space", "space_to_batch")
+        for case in (*CASES, *FAR_CASES, *BLOCKS_CASES, *SPACE_CASES, *SPACE_CASES_OF_KERNELS, *POSITIONS_CASES)
+        if not isinstance(case, SpaceCase) or prod(case.space_shape)
+        for operation in OPERATIONS_OF[type(case)]
     ),
-    *(Row(operation, case) for case in POSITIONS_CASES for operation in ("add_blocks", "take_blocks")),
+    *(Row(operation, case, variant) for (operation, variant), cases in CASES_OF_KERNELS.items() for case in cases),
     *(Row("add_blocks", case) for case in POSITIONS_CASES_OF_KERNELS),
     *(Row("add_blocks", case, "atomic") for case in POSITIONS_CASES[3::4]),
     *(Row("average", case) for case in AVERAGE_CASES),
@@ -222,66 +222,42 @@ def drawn(row, number) -> Drawn:
     return what
 
 
-def call_of(row, what) -> tuple[Call, np.ndarray | None]:
+def call_of_row(row, what) -> tuple[Call, np.ndarray | None]:
     """A row's call with what was drawn, and the array that it adds to where it has one."""
-    operation, case, dtype = row.operation, row.case, np.dtype(what.dtype)
+    operation, case, seed, dtype = row.operation, row.case, what.seed, np.dtype(what.dtype)
     reduction, kind, accumulate = what.fusion
-    seed, data_dtype = what.seed, np.dtype(what.source or dtype)
-
-    def window(shape):
-        return None if kind == "none" else WINDOWS[what.windows](kind, shape, dtype, seed)
-
-    def moved(shape):
-        return random_bits(shape, dtype, seed) if what.dtype in MOVED and kind == "none" else values(shape, dtype, seed)
-
     if operation == "average":
         weight = values(case.shape[len(case.shape) - case.axes :], np.float32, seed + 1)
         zero, tiny = np.random.default_rng(seed).integers(0, 5, weight.shape), np.finfo(np.float32).tiny
         weight = np.select([zero == 0, zero == 1, zero == 2], [0, tiny, tiny / 2], weight).astype(np.float32)
         return Call(operation, values(case.shape, dtype, seed), (weight,)), None
-    if isinstance(case, SpaceCase):
-        if operation == "batch_to_space":
-            margins = {"crops_begin": case.crops_begin, "crops_end": case.crops_end}
-            return Call(operation, moved(case.batch_shape), (case.block_shape,), margins), None
-        margins = {"pads_begin": case.crops_begin, "pads_end": case.crops_end}
-        return Call(operation, moved(case.space_shape), (case.block_shape,), margins), None
+
+    def elements(shape):
+        if operation not in SUMS and kind == "none" and what.dtype in MOVED:
+            return random_bits(shape, dtype, seed)
+        return values(shape, what.source or dtype, seed)
+
+    options = {}
+    if operation in (*SUMS, *WEIGHED):
+        block = case.kernel_size if isinstance(case, Case) else case.block
+        options["window"] = None if kind == "none" else WINDOWS[what.windows](kind, block, dtype, seed)
     if operation == "take_blocks":
-        options = {"window": window(case.block), "mode": what.mode}
-        return Call(operation, moved(case.shape), (case.positions, case.block), options), None
+        options["mode"] = what.mode
+    if what.weight_out:
+        options["weight_out"] = values(case.size, ELEMENT_TYPES[what.dtype].weight, seed + 2)
+    if operation in ("col2im", "blocks_to_array"):
+        options |= {"reduction": reduction, "accumulate": accumulate}
+        options |= {"dtype": dtype} if what.source else {}
+        options |= {"fill_value": 0} if reduction != "sum" and not accumulate else {}
+    call = call_of(operation, case, elements, **options)
     if operation == "add_blocks":
-        options = {"window": window(case.block)}
-        if what.weight_out:
-            options["weight_out"] = values(case.size, ELEMENT_TYPES[what.dtype].weight, seed + 2)
-        blocks = values(case.blocks_shape, data_dtype, seed)
-        return Call(operation, values(case.shape, dtype, seed + 1), (blocks, case.positions), options), None
-    if operation in ("im2col", "array_to_blocks"):
-        if isinstance(case, BlocksCase):
-            return Call(
-                operation, moved(case.shape), (case.block,), {"strides": case.strides, "window": window(case.block)}
-            ), None
-        options = case.arguments | {"window": window(case.kernel_size)}
-        return Call(operation, moved(case.image_shape), (case.kernel_size,), options), None
-    block, shape = (case.block, case.shape) if operation == "blocks_to_array" else (case.kernel_size, case.image_shape)
-    options = {"reduction": reduction, "window": window(block), "accumulate": accumulate}
-    if what.source:
-        options["dtype"] = dtype
-    if reduction != "sum" and not accumulate:
-        options["fill_value"] = 0
-    before = values(shape, dtype, seed + 1) if accumulate else None
-    if operation == "blocks_to_array":
-        return Call(
-            operation,
-            values(case.blocks_shape, data_dtype, seed),
-            (shape, case.block),
-            {"strides": case.strides} | options,
-        ), before
-    columns = values(case.columns_shape, data_dtype, seed)
-    return Call(operation, columns, (case.output_size, block), case.arguments | options), before
+        return replace(call, data=values(case.shape, dtype, seed + 1)), None
+    return call, values(call.described().result_shape, dtype, seed + 1) if accumulate else None
 
 
 def drawn_call(row, what):
     """A row's call, what it adds to, and the array that it reads where elements of this stand for several each."""
-    call, before = call_of(row, what)
+    call, before = call_of_row(row, what)
     if what.read != "overlapping":
         return call, before, None
     view = LAYOUTS["overlapping"](random.Random(what.seed), call.read)
@@ -301,7 +277,7 @@ def expected(call, before) -> tuple[np.ndarray, np.ndarray | None]:
 def bound_of(call, before, want):
     """How far sums in another order may lie from these: of their magnitudes, by the number of terms."""
     real = np.zeros((), want.dtype).real.dtype
-    magnitudes = call.with_magnitudes()
+    magnitudes = call.with_window(abs)
     options = {name: each for name, each in magnitudes.options.items() if name not in ("dtype", "weight_out")}
     read = abs(call.read.astype(want.dtype)).astype(real)
     if call.operation == "add_blocks":
@@ -311,6 +287,16 @@ def bound_of(call, before, want):
         out = {} if before is None else {"out": abs(before).astype(real)}
         total, terms = replace(magnitudes, options=options).on(read, **out), prod(call.arguments[1]) + 1
     return 2 * terms * (np.finfo(real).eps * total + np.finfo(real).tiny)
+
+
+def assert_answer(call, variant, got, want=None, before=None, message=""):
+    """Compare what a variant made of a call: in bits where its order is fixed, else as far as rounding moves sums."""
+    want, message = call.on(call.data) if want is None else want, f"{message}{variant}: {call}"
+    if call.exact(variant):
+        return assert_same_bits(got, want, message)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
+    with np.errstate(all="ignore"):
+        assert ((abs(got - want) <= bound_of(call, before, want)) | ~np.isfinite(want)).all(), message
 
 
 def laid_out(call, arrays, view, what, variant, natural=True) -> Arrays:
@@ -338,9 +324,7 @@ def check(row, number, what=None):
     what = what or drawn(row, number)
     call, before, view = drawn_call(row, what)
     arrays, wanted = arrays_of(call, before), expected(call, before)
-    with pytest.MonkeyPatch.context() as patch:
-        if what.wide:
-            patch.setattr(parameters, "INT32_MAX", 0)
+    with wide_offsets() if what.wide else nullcontext():
         for variant in what.variants:
             laid = laid_out(call, arrays, view, what, variant)
             try:
@@ -351,27 +335,25 @@ def check(row, number, what=None):
                     raise AssertionError(f"{row} {number}: {what}\n{refusal}") from refusal
                 continue
             for plan in plans:
-                where = f"{row} {number}: {what}\n{plan}"
+                where = f"{row} {number}: {what}\n{plan}\n"
                 assert not what.wide or dict(plan.defines)["OFFSET"] == "long long", where
-                check_plan(plan, call, arrays, laid, wanted, before, what, where)
+                laid.result[...] = arrays.result.reshape(laid.result.shape)
+                if arrays.weight_out is not None:
+                    laid.weight_out[...] = arrays.weight_out
+                try:
+                    execute(plan, laid, what.executor, **({"seed": what.seed} if what.executor == "shuffled" else {}))
+                except hostcuda.Fault as fault:
+                    raise AssertionError(f"{where}{fault}") from fault
+                compare(call, before, what, variant, laid, wanted, where)
 
 
-def check_plan(plan, call, arrays, laid, wanted, before, what, where):
-    """Execute a plan and compare what it leaves."""
-    laid.result[...] = arrays.result.reshape(laid.result.shape)
-    if arrays.weight_out is not None:
-        laid.weight_out[...] = arrays.weight_out
-    try:
-        execute(plan, laid, what.executor, **({"seed": what.seed} if what.executor == "shuffled" else {}))
-    except hostcuda.Fault as fault:
-        raise AssertionError(f"{where}\n{fault}") from fault
+def compare(call, before, what, variant, laid, wanted, where):
+    """Compare what is left in the arrays, also of what is moved every bit, payloads of NaN too."""
     want, want_weight = wanted
     got = laid.result.reshape(want.shape)
-    if plan.atomic_output and not ELEMENT_TYPES[want.dtype.name].exact:
+    if not call.exact(variant):
         if what.windows != "awkward" or what.fusion[1] == "none":  # whose order decides what overflows
-            with np.errstate(all="ignore"):
-                near = (abs(got - want) <= bound_of(call, before, want)) | ~np.isfinite(want)
-            assert near.all(), where
+            assert_answer(call, variant, got, want, before, where)
         if want_weight is not None and what.windows == "ordinary":
             np.testing.assert_allclose(laid.weight_out, want_weight, rtol=1e-4, atol=1e-4, err_msg=where)
         return
@@ -394,10 +376,9 @@ def test_every_kernel_gives_the_bits_of_numpy(row, number):
 
 def random_rows(seed):
     """Yield a problem of each operation."""
-    sliding, space, placed = random_case(seed), random_space_case(seed), random_positions_case(seed)
-    yield from (Row(operation, sliding) for operation in ("col2im", "im2col"))
-    yield from (Row(operation, space) for operation in ("batch_to_space", "space_to_batch") if prod(space.space_shape))
-    yield from (Row(operation, placed) for operation in ("add_blocks", "take_blocks"))
+    for case in (random_case(seed), random_space_case(seed), random_positions_case(seed)):
+        if not isinstance(case, SpaceCase) or prod(case.space_shape):
+            yield from (Row(operation, case) for operation in OPERATIONS_OF[type(case)])
 
 
 @pytest.mark.parametrize(

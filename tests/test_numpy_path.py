@@ -11,6 +11,7 @@ import definition
 import numpy as np
 import pytest
 from cases import (
+    BLOCKS_CASES,
     CASES,
     EMPTY_BLOCKS_CASES,
     EMPTY_CASES,
@@ -31,7 +32,7 @@ from cases import (
     values,
     window_of,
 )
-from executors import Call, arrays_of, assert_same_bytes, blocks_calls, calls_of, in_layout, placed_calls
+from executors import Call, arrays_of, assert_same_bytes, calls_of, in_layout
 from test_kernels import ROWS, SUMMED, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
@@ -241,12 +242,16 @@ MEMORY = {
     "off its size": off_its_size,
     "a subclass": lambda array: array.view(type("Sub", (np.ndarray,), {})),
 }
-CALLS = (
-    *calls_of(CASES[2], np.dtype(np.float32)),
-    *calls_of(Case("large", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16), np.dtype(np.float32)),
-    *calls_of(SPACE_CASES[5], np.dtype(np.int32)),
-    *blocks_calls((3, 12, 40), (5, 6), 3, np.dtype(np.float32)),
-    *placed_calls(POSITIONS_CASES[11], np.dtype(np.float32)),
+CALLS = tuple(
+    call
+    for case, dtype in (
+        (CASES[2], np.float32),
+        (Case("large", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16), np.float32),
+        (SPACE_CASES[5], np.int32),
+        (BLOCKS_CASES[6], np.float32),
+        (POSITIONS_CASES[11], np.float32),
+    )
+    for call in calls_of(case, dtype)
 )
 
 

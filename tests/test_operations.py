@@ -23,7 +23,7 @@ from cases import (
     window_of,
     with_extents,
 )
-from executors import blocks_calls, calls_of, placed_calls
+from executors import calls_of
 
 import gpufold
 from gpufold.cpu import folding
@@ -91,11 +91,7 @@ def test_all_halves_are_widened_exactly(flushed):
     assert_same_bits(np.concatenate([part[::-1] for part in parts]), want)
 
 
-ADJOINTS = (
-    *(calls_of(case, np.int64) for case in (*CASES, *SPACE_CASES)),
-    *(blocks_calls(case.shape, case.block, case.strides, np.int64) for case in BLOCKS_CASES),
-    *(placed_calls(case, np.int64) for case in POSITIONS_CASES),
-)
+ADJOINTS = [calls_of(case, np.int64) for case in (*CASES, *SPACE_CASES, *BLOCKS_CASES, *POSITIONS_CASES)]
 """Pairs of calls, of which each reads what the other makes."""
 
 

@@ -3,90 +3,78 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import POSITIONS_CASES, SpaceCase, assert_same_bits, awkward_window, values, window_of
-from executors import Call, arrays_of, blocks_calls, calls_of, execute, plans_of
+from cases import POSITIONS_CASES, BlocksCase, SpaceCase, assert_same_bits, awkward_window, window_of
+from executors import arrays_of, calls_of, execute, plans_of, wide_offsets
 from faults import FAULTS
-from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, launches, symbols_of
+from test_gpu import FUNCTIONS, SHORT_CASES, SLIDING, launches, symbols_of
 from test_sources import STATEMENT
 
 from bench import hostcuda
-from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200
 from gpufold.gpu.sources import KERNELS, program
 
 pytestmark = pytest.mark.nvrtc
 
 
-def of_dtype(name, case=SMOKE_CASES[0], **options):
-    fold, _ = calls_of(case, np.dtype(name))
-    return replace(fold, options=fold.options | options)
+PLANES, WORDS, _, _, PHASES, *_ = SHORT_CASES
+(VOLUME,) = (case for case in POSITIONS_CASES if case.name == "volume")
+EIGHTS = SpaceCase("eights", (3, 4, 6, 12), (1, 1, 1, 3), (0, 0, 0, 0), (0, 0, 0, 0))
+MEAN = {"reduction": "mean", "fill_value": 0, "window": window_of("separable", SLIDING.kernel_size, np.float32)}
+ODD_BLOCKS = {"u8": "uint8", "u16": "float16", "u32": "float32", "u64": "float64"}
+"""Of blocks whose rows are no words but elements: what these are loaded as."""
 
 
-def added(dtype, **options):
-    case = POSITIONS_CASES[11]
-    return Call("add_blocks", values(case.shape, dtype), (values(case.blocks_shape, dtype, 1), case.positions), options)
+def first(case, name, **options):
+    """The first operation on a problem: what puts blocks together, or adds them."""
+    return calls_of(case, name)[0].with_options(**options)
 
 
 def awkward(dtype):
     """Describe a call with infinite weights and NaN: zero times these, of a tap that does not exist, is NaN."""
-    (case,) = (case for case in SMOKE_CASES if case.name == "words")
-    return of_dtype(dtype, case, window=awkward_window("separable", case.kernel_size, dtype, 2))
+    return first(WORDS, dtype, window=awkward_window("separable", WORDS.kernel_size, dtype, 2))
 
 
-def of_odd_blocks(dtype):
-    return blocks_calls((2, 16, 40), (5, 5), 1, np.dtype(dtype))[1]
+def of_blocks(dtype, side, stride):
+    return first(BlocksCase("blocks", (2, 16, 40), (side, side), (stride, stride)), dtype)
 
-
-(_VOLUME,) = (case for case in POSITIONS_CASES if case.name == "volume")
-TAKEN_OF_THREE_AXES = Call(
-    "take_blocks", values(_VOLUME.shape, np.float32), (_VOLUME.positions, _VOLUME.blocks_shape[-3:])
-)
-MEAN = {"reduction": "mean", "fill_value": 0, "window": window_of("separable", SLIDING.kernel_size, np.float32)}
-WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
-_, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
-ODD_BLOCKS = {"u8": "uint8", "u16": "float16", "u32": "float32", "u64": "float64"}
-"""Of blocks whose rows are no words but elements: what these are loaded as."""
-_, WORDS_OF_PIXELS = blocks_calls((2, 16, 40), (8, 8), 4, np.dtype(np.float32))
-_, TAKEN_WITH_PADS = calls_of(SMOKE_CASES[4], np.dtype(np.uint8))
-
-EIGHTS = SpaceCase("eights", (3, 4, 6, 12), (1, 1, 1, 3), (0, 0, 0, 0), (0, 0, 0, 0))
 
 FURTHER = {
-    "bytes": (of_dtype("uint8"), "gather", H200),
-    "halfwords": (of_dtype("int16"), "gather", H200),
-    "halves": (of_dtype("float16"), "gather", H200),
-    "brain-halves": (of_dtype("bfloat16"), "gather", H200),
-    "pairs-of-bytes": (of_dtype("uint8", SMOKE_CASES[1]), "gather_parts", H200),
-    "weights": (of_dtype("float32", SLIDING, **MEAN), "gather", H200),
-    "pairs": (of_dtype("complex64"), "gather_parts", H200),
-    "widened": (of_dtype("float32", SLIDING, dtype=np.float64), "gather", H200),
-    "words-of-pixels": (WORDS_OF_PIXELS, "gather_pixels", H200),
-    "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
-    **{f"words-of-blocks-{kind}": (of_odd_blocks(name), "gather_blocks", H200) for kind, name in ODD_BLOCKS.items()},
-    "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
-    "awkward-weights": (awkward("float32"), "gather_pixels", H200),
-    "awkward-double-weights": (awkward("float64"), "gather_pixels", H200),
-    "lists": (added(np.int32), "lists", H200),
-    "three-axes": (TAKEN_OF_THREE_AXES, "direct", H200),
-    "words-of-eight": (calls_of(EIGHTS, np.dtype(np.float16))[0], "packed", H200),
-    "zeros-of-pads": (TAKEN_WITH_PADS, "direct", H200),
-    "wide-offsets": (added(np.int32), "lists", H200),
+    "bytes": (first(PLANES, "uint8"), "gather"),
+    "halfwords": (first(PLANES, "int16"), "gather"),
+    "halves": (first(PLANES, "float16"), "gather"),
+    "brain-halves": (first(PLANES, "bfloat16"), "gather"),
+    "pairs-of-bytes": (first(WORDS, "uint8"), "gather_parts"),
+    "weights": (first(SLIDING, "float32", **MEAN), "gather"),
+    "pairs": (first(PLANES, "complex64"), "gather_parts"),
+    "widened": (first(SLIDING, "float32", dtype="float64"), "gather"),
+    "words-of-pixels": (of_blocks("float32", 8, 4), "gather_pixels"),
+    "words-of-blocks": (of_blocks("complex128", 8, 1), "gather_blocks"),
+    **{f"words-of-blocks-{kind}": (of_blocks(name, 5, 1), "gather_blocks") for kind, name in ODD_BLOCKS.items()},
+    "double-weights": (
+        first(SLIDING, "float64", window=window_of("separable", SLIDING.kernel_size, np.float64)),
+        "gather",
+    ),
+    "awkward-weights": (awkward("float32"), "gather_pixels"),
+    "awkward-double-weights": (awkward("float64"), "gather_pixels"),
+    "lists": (first(POSITIONS_CASES[11], "int32"), "lists"),
+    "three-axes": (calls_of(VOLUME, "float32")[1], "direct"),
+    "words-of-eight": (first(EIGHTS, "float16"), "packed"),
+    "zeros-of-pads": (calls_of(PHASES, "uint8")[1], "direct"),
+    "wide-offsets": (first(POSITIONS_CASES[11], "int32"), "lists"),
 }
-"""Calls with inline PTX or lists that the smoke's calls do without, each with a variant and the device to plan for."""
+"""Calls with inline PTX or lists that the smoke's calls do without, each with a variant."""
 
 
 @contextmanager
 def planned(name):
     """Give a call, its arrays and its plan; in the one of wide offsets they are so for arrays however small."""
-    call, variant, device = FURTHER[name] if name in FURTHER else launches()[name][-1]
-    with pytest.MonkeyPatch.context() as patch:
-        if name == "wide-offsets":
-            patch.setattr(parameters, "INT32_MAX", 0)
+    call, variant, device = (*FURTHER[name], H200) if name in FURTHER else launches()[name][-1]
+    with wide_offsets() if name == "wide-offsets" else nullcontext():
         plans = plans_of(call, variant, arrays := arrays_of(call), device)
         yield call, arrays, next(plan for plan in plans if name in (*symbols_of(plan), *FURTHER))
 

@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits
-from executors import calls_of, placed_calls
+from executors import calls_of
 from fronts import on_the_stand_in
 from test_gpu import EVERY_CALL, captured
 
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.hostcuda
 
 
 def adding(number, dtype):
-    return placed_calls(POSITIONS_CASES[number], dtype)[0]
+    return calls_of(POSITIONS_CASES[number], dtype)[0]
 
 
 def taking(number, dtype):
-    return placed_calls(POSITIONS_CASES[number], dtype)[1]
+    return calls_of(POSITIONS_CASES[number], dtype)[1]
 
 
-FOLD = calls_of(CASES[0], np.dtype(np.float32))[0]
+FOLD = calls_of(CASES[0], np.float32)[0]
 DIVIDING = EVERY_CALL[-1]
 IN_PLACE, OF_FLOATS = (replace(adding(11, dtype), operation="add_blocks_") for dtype in (np.int32, np.float32))
 RACED = (
@@ -49,7 +49,7 @@ RACED = (
     adding(11, np.int32),
     adding(11, np.float16),
     taking(11, np.uint8),
-    *(call for dtype in ("uint8", "float16", "complex64") for call in calls_of(CASES[2], np.dtype(dtype))),
+    *(call for dtype in ("uint8", "float16", "complex64") for call in calls_of(CASES[2], dtype)),
     replace(FOLD, options=FOLD.options | {"deterministic": True, "dtype": "float64"}),
     # What is added to, which a race must not add to.
     IN_PLACE,

@@ -736,11 +736,6 @@ _lent_streams = {}
 """The device of a stream of another library, by its handle."""
 
 
-def lend_stream(handle, device):
-    """Take a handle for a stream of a device's."""
-    _lent_streams[handle] = device
-
-
 _lent = {}
 """Memory of other libraries: the end and the device by the address that it begins at."""
 
@@ -914,7 +909,7 @@ NOT_HERE = {
     "test_dask_chunks_on_the_gpu": "dask asks more of CuPy than is stood in for",
     "through_torch": "needs a torch that is built for CUDA",
     "test_past_two_to_the_31": "needs many GB",
-    "test_problems_that_fill_the_device": "needs the speed of a GPU",
+    "fills-the-device": "needs the speed of a GPU",
     "test_repeated_calls_keep_their_memory": "needs the speed of a GPU",
 }
 """Parts of names of tests that say nothing here, and why."""
