@@ -632,22 +632,6 @@ def most_of_the_memory(cupy):
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def count_nonzero(cupy, array):
-    """Count in pieces, for CuPy's own reductions take memory and time with 64 bits."""
-    flat, step = array.ravel(), 2**28
-    return sum(int(cupy.count_nonzero(flat[start : start + step])) for start in range(0, flat.size, step))
-
-
-def marks_of(dtype, *shape):
-    return np.random.default_rng(5).integers(1, 50, (2, *shape)).astype(dtype)
-
-
-def assert_arrived(cupy, result, marks, *places):
-    for place, wanted in zip(places, marks, strict=True):
-        np.testing.assert_array_equal(cupy.asnumpy(place), wanted)
-    assert count_nonzero(cupy, result) == marks.size
-
-
 SIDES = {
     "col2im": ("columns", "image"),
     "im2col": ("image", "columns"),
@@ -660,9 +644,9 @@ ORDERS = {"image": (0, 1, 2, 3, 4), "columns": (0, 2, 4, 1, 3), "batch": (2, 4, 
 """What an operation takes and gives, and in which order its memory has the axes (channels, height/2, 2, width/2, 2)."""
 
 
-def check_grid(cupy, extents, operation, dtype, **options):
-    """Of blocks of 2x2 that do not overlap: an array taken into these, or put together from them."""
-    (channels, height, width), (source, target) = extents, SIDES[operation]
+def on_a_grid(cupy, extents, operation, dtype, **options):
+    """The first and last rows of an array of these extents that is taken into blocks of 2x2, or made of them."""
+    (channels, height, width), sides = extents, SIDES[operation]
     shapes = {
         "image": (1, *extents),
         "columns": (1, 4 * channels, height * width // 4),
@@ -676,109 +660,93 @@ def check_grid(cupy, extents, operation, dtype, **options):
         "array_to_blocks": ((2, 2),),
     }.get(operation, ((1, 1, 2, 2),))
     options |= {} if "space" in operation else {"strides": 2}
-
-    def by_blocks(array, side):
+    data, result = (cupy.zeros(shapes[side], dtype) for side in sides)
+    places, rows = [], min(8, height // 2)
+    for array, side in zip((data, result), sides, strict=True):
         sizes = [(channels, height // 2, 2, width // 2, 2)[axis] for axis in ORDERS[side]]
-        return array.reshape(sizes).transpose(*np.argsort(ORDERS[side]).tolist())
-
-    data, result = cupy.zeros(shapes[source], dtype), cupy.empty(shapes[target], dtype)
-    result.data.memset_async(0 if options.get("accumulate") else GARBAGE, result.nbytes)
-    rows = min(8, height // 2)
-    marks, given = marks_of(dtype, rows, 2, width // 2, 2), by_blocks(data, source)
-    given[0, :rows], given[-1, -rows:] = map(cupy.asarray, marks)
-    getattr(gpufold, operation)(data, *arguments, **options, out=result)
-    arrived = by_blocks(result, target)
-    assert_arrived(cupy, result, marks, arrived[0, :rows], arrived[-1, -rows:])
+        by_blocks = array.reshape(sizes).transpose(*np.argsort(ORDERS[side]).tolist())
+        places.append((by_blocks[0, :rows], by_blocks[-1, -rows:]))
+    if not options.get("accumulate"):
+        spoil(result)
+    return *places, result, partial(getattr(gpufold, operation), data, *arguments, **options, out=result)
 
 
-def check_added(cupy, extents, dtype, variant):
-    """Of blocks at the first and the last corner; the others lie outside."""
-    lead, size = extents[: extents[0] > 1], extents[1:]
-    out, blocks, marks = cupy.zeros((*lead, *size), dtype), np.zeros((5, *lead, 8, 8), dtype), marks_of(dtype, 8, 8)
-    blocks[(1, *[0] * len(lead))], blocks[(3, *[-1] * len(lead))] = marks
-    positions = np.array([(-8, 0), (0, 0), size, [side - 8 for side in size], (0, size[1])])
-    gpufold.add_blocks_(out, cupy.asarray(blocks), cupy.asarray(positions), variant=variant)
-    assert_arrived(cupy, out, marks, out[(0,) * len(lead)][:8, :8], out[(-1,) * len(lead)][-8:, -8:])
+def at_positions(cupy, extents, operation, dtype, many=False, **options):
+    """Blocks at the first and the last corner of an array of these extents, or as many in a small one.
+
+    The others lie outside.
+    """
+    lead, size, count, block = extents[: extents[0] > 1], extents[1:], 5, (8, 8)
+    if many:
+        lead, (count, *block) = (), extents
+        size = 2 * block[0], block[1]
+    array, blocks = cupy.zeros((*lead, *size), dtype), cupy.zeros((count, *lead, *block), dtype)
+    positions = np.full((count, 2), -max(block))
+    positions[0], positions[1], positions[-2] = 2**63 - 1, 0, np.subtract(size, block)
+    first, last, (height, width) = [0] * len(lead), [-1] * len(lead), block
+    corners = array[(*first, slice(height), slice(width))], array[(*last, slice(-height, None), slice(-width, None))]
+    ends = blocks[(1, *first)], blocks[(-2, *last)]
+    if operation == "add_blocks":
+        return ends, corners, array, partial(gpufold.add_blocks_, array, blocks, cupy.asarray(positions), **options)
+    taking = partial(gpufold.take_blocks, array, cupy.asarray(positions), block, out=spoil(blocks), **options)
+    return corners, ends, blocks, taking
 
 
-def check_many_added(cupy, extents, dtype, variant):
-    """Of many blocks that all land on one square, the first and the last."""
-    count, *side = extents
-    blocks, marks, out = cupy.zeros(extents, dtype), marks_of(dtype, *side), cupy.zeros(side, dtype)
-    blocks[0], blocks[-1] = map(cupy.asarray, marks)
-    gpufold.add_blocks_(out, blocks, cupy.zeros((count, 2), np.int64), variant=variant)
-    np.testing.assert_array_equal(cupy.asnumpy(out), marks.sum(0, dtype=dtype))
+def check_marks(cupy, of, extents, operation, options):
+    """Let a variant refuse what it is named for; auto serves everything."""
+    dtype = {"atomic": np.int32, "fused": np.float16}.get(options.get("variant", "fused"), np.uint8)
+    given, arrived, result, call = of(cupy, extents, operation, dtype, **options)
+    marks = np.random.default_rng(5).integers(1, 50, (2, *given[0].shape)).astype(dtype)
+    for place, mark in zip(given, marks, strict=True):
+        place[...] = cupy.asarray(mark)
+    try:
+        call()
+    except gpufold.Unsupported:
+        assert options.get("variant", "auto") != "auto"
+        return
+    for place, mark in zip(arrived, marks, strict=True):
+        np.testing.assert_array_equal(cupy.asnumpy(place), mark)
+    flat, step = result.ravel(), 2**28  # in pieces, for CuPy's own reductions take memory and time with 64 bits
+    assert marks.size == sum(int(cupy.count_nonzero(flat[at : at + step])) for at in range(0, flat.size, step))
 
 
-def check_taken(cupy, extents):
-    """Of the first and the last corner of an array."""
-    lead, size = extents[: extents[0] > 1], extents[1:]
-    array, far, marks = cupy.zeros((*lead, *size), np.uint8), 2**63 - 1, marks_of(np.uint8, 8, 8)
-    array[(0,) * len(lead)][:8, :8], array[(-1,) * len(lead)][-8:, -8:] = map(cupy.asarray, marks)
-    positions = np.array([(-8, 0), (0, 0), (far, far), [side - 8 for side in size], (0, -far)])
-    blocks = gpufold.take_blocks(array, cupy.asarray(positions), 8)
-    assert_arrived(cupy, blocks, marks, blocks[(1, *[0] * len(lead))], blocks[(3, *[-1] * len(lead))])
-
-
-def check_many_taken(cupy, extents):
-    """Of many blocks the last one alone lies on what is not zero."""
-    count, side, _ = extents
-    positions, array = cupy.zeros((count, 2), np.int64), cupy.zeros((side + 1, side), np.uint8)
-    positions[-1], array[-1] = 1, 1
-    blocks = gpufold.take_blocks(array, positions, side)
-    assert count_nonzero(cupy, blocks) == count_nonzero(cupy, blocks[-1, -1]) == side - 1
-
-
-MEAN = {"reduction": "mean", "fill_value": 0}
-FUSED = ("col2im", MEAN), ("col2im", {"accumulate": True}), ("blocks_to_array", MEAN)
 PLANES, PLANE = ((2052, 1024, 1024), (6, 20, 30)), ((1, 46_344, 46_344), (1, 40, 70))
 """Extents past 2**31 elements, and of few on the same terms: many planes, and one."""
 
-
-def past_32_bits():
-    """Yield a check, its extents past 2**31 elements and its small ones, and how many bytes an element takes."""
-
-    def row(check, extents, arrays, dtype=np.uint8, **options):
-        words = [str(each) for each in options.values() if not isinstance(each, type)]
-        options |= {"dtype": dtype} if check not in (check_taken, check_many_taken) else {}
-        name = "-".join((check.__name__, "planes" if extents is PLANES else "plane", *words))
-        return pytest.param(partial(check, **options), *extents, arrays * np.dtype(dtype).itemsize, id=name)
-
-    for extents in (PLANES, PLANE):
-        for operation in SIDES:
-            for variant in ("auto", *gpufold.variants(operation)):
-                dtype = np.int32 if variant == "atomic" else np.uint8
-                yield row(check_grid, extents, 2.1, dtype, operation=operation, variant=variant)
-        for operation, fused in FUSED:
-            yield row(check_grid, extents, 2.1, np.float16, operation=operation, **fused)
-        yield row(check_taken, extents, 1.1)
-        for variant in ("auto", *gpufold.variants("add_blocks")):
-            yield row(check_added, extents, 1.1, np.int32 if variant == "atomic" else np.uint8, variant=variant)
-    for variant in ("auto", *gpufold.variants("add_blocks")):
-        yield row(check_many_added, PLANES, 1.1, np.int32 if variant == "atomic" else np.float16, variant=variant)
-    yield row(check_many_taken, PLANES, 1.1)
-
-
-def served_or_refused(check, cupy, extents):
-    """A variant may refuse what it is named for; auto serves everything."""
-    with suppress(*([gpufold.Unsupported] if check.keywords.get("variant", "auto") != "auto" else [])):
-        check(cupy, extents)
+MEAN = {"reduction": "mean", "fill_value": 0}
+PAST_32_BITS = [
+    *(
+        (of, extents, operation, {"variant": variant} | many)
+        for of, operations, extents, many in (
+            *((on_a_grid, SIDES, extents, {}) for extents in (PLANES, PLANE)),
+            *((at_positions, ("add_blocks", "take_blocks"), extents, {}) for extents in (PLANES, PLANE)),
+            (at_positions, ("add_blocks", "take_blocks"), PLANES, {"many": True}),
+        )
+        for operation in operations
+        for variant in ("auto", *gpufold.variants(operation))
+    ),
+    *(
+        (on_a_grid, extents, operation, fused)
+        for extents in (PLANES, PLANE)
+        for operation, fused in (("col2im", MEAN), ("col2im", {"accumulate": True}), ("blocks_to_array", MEAN))
+    ),
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("check", "many", "few", "size"), [*past_32_bits()])
-def test_past_two_to_the_31_elements(cupy, most_of_the_memory, check, many, few, size):
-    assert prod(many) > 2**31
+@pytest.mark.parametrize(("of", "extents", "operation", "options"), PAST_32_BITS)
+def test_past_two_to_the_31_elements(cupy, most_of_the_memory, of, extents, operation, options):
+    assert prod(extents[0]) > 2**31
     free, _ = cupy.cuda.runtime.memGetInfo()
-    if free < size * prod(many):
-        pytest.xfail(f"needs {size * prod(many):,.0f} bytes of GPU memory, {free:,} are free")
-    served_or_refused(check, cupy, many)
+    if free < 20e9:
+        pytest.xfail(f"needs 20 GB of GPU memory, {free:,} bytes are free")
+    check_marks(cupy, of, extents[0], operation, options)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("check", "many", "few", "size"), [*past_32_bits()])
-def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, check, many, few, size):
-    served_or_refused(check, cupy, few)
+@pytest.mark.parametrize(("of", "extents", "operation", "options"), PAST_32_BITS)
+def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, of, extents, operation, options):
+    check_marks(cupy, of, extents[1], operation, options)
 
 
 # ---------------------------------------------------------------------------------------------
