@@ -93,6 +93,14 @@ def imported(offset, shape, dtype=np.float32, strides=None):
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
+def all_imported(arrays):
+    """Import arrays like these by name, each apart from the others."""
+    return {
+        name: imported(number << 20, each.shape, each.dtype, each.strides)
+        for number, (name, each) in enumerate(arrays.items())
+    }
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of a public function: the shapes of its arrays and of the result, and the sizes."""
@@ -111,6 +119,11 @@ class Call:
     @staticmethod
     def dtype(argument):
         return np.int64 if argument == "positions" else np.float32
+
+    def ones(self):
+        """Return arrays of ones, with an `out`."""
+        shapes = self.arrays | {"out": self.result}
+        return {name: np.ones(shape, self.dtype(name)) for name, shape in shapes.items()}
 
 
 WINDOWS = dict.fromkeys(("col2im", "im2col", "blocks_to_array", "array_to_blocks"), (2, 2))
@@ -169,7 +182,7 @@ def test_an_out_beside_an_argument_is_refused_where_they_overlap(call, argument,
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
-    arrays = arrays_of(call)
+    arrays = call.ones()
     out = arrays.pop("out")
     read_only = out.copy()
     read_only.flags.writeable = False
@@ -193,9 +206,8 @@ def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
 )
 def test_arrays_of_two_libraries_are_refused(call, argument):
     """Positions of NumPy may lie beside arrays of CuPy."""
-    shapes = call.arrays | {"out": call.result}
-    ours = {name: np.ones(shape, call.dtype(name)) for name, shape in shapes.items()}
-    theirs = {name: imported(number << 20, each.shape, each.dtype) for number, (name, each) in enumerate(ours.items())}
+    ours = call.ones()
+    theirs = all_imported(ours)
     for arrays, others in ((ours, theirs), (theirs, ours)):
         with pytest.raises(
             TypeError, match=rf"^{call}: {argument} must be a (numpy|cupy)\.ndarray like .*; convert it"
@@ -207,13 +219,9 @@ def test_arrays_of_two_libraries_are_refused(call, argument):
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_gpu):
     out = folded(call.result)
-    arrays = {name: np.ones(shape, call.dtype(name)) for name, shape in call.arrays.items()}
-    given = arrays | {"out": out}
+    given = call.ones() | {"out": out}
     if on_gpu:
-        given = {
-            name: imported(number << 20, array.shape, array.dtype, array.strides)
-            for number, (name, array) in enumerate(given.items())
-        }
+        given = all_imported(given)
     with pytest.raises(ValueError, match=rf"^{call}: out must not overlap itself, got shape \("):
         call(given)
     assert not out.any()
@@ -398,19 +406,13 @@ OTHERS = {
 }
 
 
-def arrays_of(call):
-    """Return a call's arrays, of ones, with an `out`."""
-    shapes = call.arrays | {"out": call.result}
-    return {name: np.ones(shape, call.dtype(name)) for name, shape in shapes.items()}
-
-
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
 def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given(call, other):
     convert, match = OTHERS[other]
     operation = call.name.removeprefix("onnx.")
-    for name in arrays_of(call):
-        arrays = arrays_of(call)
+    for name in call.ones():
+        arrays = call.ones()
         before = {each: array.tobytes() for each, array in arrays.items()}
         with pytest.raises(TypeError, match=rf"^(onnx\.)?{operation}: {name} must be a numpy.ndarray .*(?:{match})"):
             call(arrays | {name: convert(arrays[name])})
@@ -429,19 +431,19 @@ def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is
 
 @pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
 def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(call, tmp_path):
-    want = call(arrays_of(call))
+    want = call(call.ones())
     for number, convert in enumerate(
         (lambda array: array.view(Labelled), lambda array: array.view(np.recarray), mapped)
     ):
         arrays = {
             name: convert(array, tmp_path / f"{number}{name}") if convert is mapped else convert(array)
-            for name, array in arrays_of(call).items()
+            for name, array in call.ones().items()
         }
         out = arrays.pop("out")
         got = call(arrays)
         assert type(got) is np.ndarray
         assert_same_bits(np.asarray(got), np.asarray(want))
-        arrays = arrays_of(call) | {name: array for name, array in arrays.items() if name != "out"}
+        arrays = call.ones() | {name: array for name, array in arrays.items() if name != "out"}
         assert call(arrays | {"out": out}) is out
 
 
