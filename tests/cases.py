@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -726,3 +727,14 @@ def garbage(shape, dtype):
 
 SANITIZED = pytest.param("sanitized", marks=pytest.mark.all)
 """The mode whose builds take longest, for --all; "observed" looks at bounds too."""
+
+
+def peak_of(call):
+    """Bytes allocated at the worst moment of a call, its result included; it is called once before."""
+    call()  # what is imported at a first call, and caches of geometry
+    tracemalloc.start()
+    try:
+        result = call()
+        return tracemalloc.get_traced_memory()[1], result
+    finally:
+        tracemalloc.stop()

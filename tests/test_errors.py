@@ -6,14 +6,12 @@ And each leaves everything as it was: nothing is allocated to speak of, `out` ke
 from __future__ import annotations
 
 import enum
-import tracemalloc
 import warnings
-from contextlib import suppress
 from math import nan
 
 import numpy as np
 import pytest
-from cases import DTYPES, folded
+from cases import DTYPES, folded, peak_of
 
 import gpufold
 import gpufold.onnx
@@ -603,16 +601,13 @@ def describe(call):
 def test_a_bad_call_says_what_where_and_what_was_expected(call):
     (function, arguments), error, facts = call
     given = copied(arguments)
-    with suppress(error):
-        function(**arguments)  # what is imported at a first call
-    tracemalloc.start()
-    try:
+
+    def refused():
         with pytest.raises(error) as caught:
             function(**arguments)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    message = str(caught.value)
+        return str(caught.value)
+
+    peak, message = peak_of(refused)
     assert message.startswith("onnx." * (function is gpufold.onnx.col2im) + f"{function.__name__}: ")
     for fact in facts:
         assert fact in message, f"{fact!r} is not in: {message}"

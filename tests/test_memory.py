@@ -10,7 +10,7 @@ from time import process_time
 
 import numpy as np
 import pytest
-from cases import FUSIONS, Case, SpaceCase, fold, window_of
+from cases import FUSIONS, Case, SpaceCase, fold, peak_of, window_of
 from executors import calls_of
 
 import gpufold
@@ -31,17 +31,6 @@ CASES = (
     Case("half-overlap", (1608, 1608), (16, 16), 8, batch=1, channels=1),
     Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
 )
-
-
-def peak_of(call):
-    """Bytes allocated at the worst moment of a call, its result included."""
-    call()  # caches of geometry are filled once
-    tracemalloc.start()
-    try:
-        result = call()
-        return tracemalloc.get_traced_memory()[1], result
-    finally:
-        tracemalloc.stop()
 
 
 def allowed(dtype, threads):
