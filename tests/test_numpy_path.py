@@ -32,7 +32,7 @@ from cases import (
     values,
     window_of,
 )
-from executors import Call, arrays_of, assert_same_bytes, calls_of, in_layout
+from executors import OPERATIONS_OF, Call, arrays_of, assert_same_bytes, calls_of, in_layout
 from test_kernels import ROWS, SUMMED, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
@@ -145,21 +145,11 @@ DEFINED = [
     for row in ROWS
     if row.case not in (*POSITIONS_CASES_OF_KERNELS, *FAR_CASES)
 ]
-AWKWARD = [
-    *(row for row in ROWS if row.case in FAR_CASES),
-    *(Row(operation, case) for case in HUGE_CASES for operation in ("col2im", "im2col")),
-]
-EMPTY = [
-    *(Row(operation, case) for case in EMPTY_CASES for operation in ("col2im", "im2col")),
-    *(Row(operation, case) for case in EMPTY_BLOCKS_CASES for operation in ("blocks_to_array", "array_to_blocks")),
-    *(Row(operation, case) for case in EMPTY_POSITIONS_CASES for operation in ("add_blocks", "take_blocks")),
-    *(
-        Row(operation, case)
-        for case in SPACE_CASES
-        if not prod(case.space_shape)
-        for operation in ("batch_to_space", "space_to_batch")
-    ),
-]
+NO_SPACE = [case for case in SPACE_CASES if not prod(case.space_shape)]
+
+
+def rows_of(*cases):
+    return [Row(operation, case) for case in cases for operation in OPERATIONS_OF[type(case)]]
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.all)])
@@ -177,7 +167,7 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, source, 
         check(Row("add_blocks", case), 1, **given)
 
 
-@pytest.mark.parametrize("row", AWKWARD, ids=str)
+@pytest.mark.parametrize("row", rows_of(*FAR_CASES, *HUGE_CASES), ids=str)
 def test_taps_and_blocks_may_be_far_apart(row):
     for number in range(3):
         check(row, number)
@@ -190,7 +180,7 @@ def test_many_taps_on_one_pixel_are_added_in_their_order(case, dtype):
         check(Row("col2im", case), 1, dtype=dtype, source="", fusion=("sum", kind, False))
 
 
-@pytest.mark.parametrize("row", EMPTY, ids=str)
+@pytest.mark.parametrize("row", rows_of(*EMPTY_CASES, *EMPTY_BLOCKS_CASES, *EMPTY_POSITIONS_CASES, *NO_SPACE), ids=str)
 def test_arrays_may_have_no_elements(row, every_way):
     check(row, 1, mode="constant")
 
@@ -207,8 +197,8 @@ def test_random_calls_are_their_definition(first, every_way):
     for seed in range(first, first + 20):
         for row in random_rows(seed):
             check(row, 1 + seed % 3)
-    for operation in ("col2im", "im2col"):
-        check(Row(operation, few_blocks_case(first // 20)), 1)
+    for row in rows_of(few_blocks_case(first // 20)):
+        check(row, 1)
 
 
 MOVING = (
