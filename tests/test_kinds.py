@@ -19,6 +19,7 @@ import definition
 import numpy as np
 import pytest
 from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
+from executors import calls_of
 from fronts import RIGHT, as_array, as_tensor, calls_in, operation_of, x64
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
@@ -162,11 +163,8 @@ def test_integers_are_weighed_and_averaged(name, dtype, kind):
 @kinds("torch", "jax")
 @pytest.mark.parametrize("case", [*CASES, *map(random_case, range(70_000, 70_030))], ids=str)
 def test_named_and_random_cases_have_the_bits_of_the_numpy_path(kind, case):
-    it, columns, image = KINDS[kind], values(case.columns_shape, np.float32), values(case.image_shape, np.float32)
-    got = gpufold.col2im(it.to(columns), case.output_size, case.kernel_size, **case.arguments)
-    assert_same_bits(it.back(got), gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments))
-    got = gpufold.im2col(it.to(image), case.kernel_size, **case.arguments)
-    assert_same_bits(it.back(got), gpufold.im2col(image, case.kernel_size, **case.arguments))
+    for call in calls_of(case, np.float32):
+        assert_same_bits(KINDS[kind].back(call.on(KINDS[kind].to(call.data))), call.on(call.data), call)
 
 
 BY_BLOCK = np.float32([0.5, 3, -1.25])
