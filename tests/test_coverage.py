@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import assert_same_bits, fold, random_case, unfold, values
 from executors import Call, run
-from test_kinds import KINDS, every_kind, kinds
+from test_kinds import KINDS, converted, every_kind, kinds
 
 import gpufold
 from gpufold.calls import MODES, Unsupported
@@ -59,8 +59,8 @@ def test_beyond_the_end_is_what_a_padded_array_has(kind, mode):
             if mode == "constant" and last == "over":  # zero, whatever the weight
                 ones = padded(np.ones(array.shape, bool), size, block, strides, mode)
                 want[~gpufold.array_to_blocks(ones, block, strides=strides)] = 0
-            weights = window if window is None or kind == "dask" else it.to(window)
-            got = gpufold.array_to_blocks(it.to(array), block, strides=strides, window=weights, last=last, mode=mode)
+            options = {"strides": strides, "window": converted(kind, window, "window"), "last": last, "mode": mode}
+            got = gpufold.array_to_blocks(it.to(array), block, **options)
             assert_same_bits(np.ascontiguousarray(it.back(got)), want, f"seed {seed}, {last}")
     assert len(lasts) == 3, "drop, and over with and without blocks beyond the end"
 
@@ -156,8 +156,8 @@ def test_what_lies_outside_is_the_same_in_every_array(mode, kind):
         positions = [tuple(rng.randint(-most, most) for _ in size) for most in (4, 40, 40, 1 << 30)]
         array, window = values((*lead, *size), np.float32, seed), [values((side,), np.float32, seed) for side in block]
         want = gpufold.take_blocks(array, positions, block, mode=mode, window=window)
-        given, weights = it.to(array), window if kind == "dask" else [*map(it.to, window)]
-        got = gpufold.take_blocks(given, positions, block, mode=mode, window=weights)
+        given = it.to(array)
+        got = gpufold.take_blocks(given, positions, block, mode=mode, window=converted(kind, window, "window"))
         assert_same_bits(it.back(got), want, f"seed {seed}")
         assert type(got) is type(given)
 

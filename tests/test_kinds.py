@@ -190,14 +190,12 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
     it, array = KINDS[kind], values((2, 6, 7), dtype)
     blocks, terms, each = of_blocks(dtype, window)
     want = definition.add_blocks(array.astype(terms.dtype), terms, POSITIONS).astype(dtype)
-    to = (lambda weights: weights) if kind == "dask" else it.to  # chunks of NumPy have windows of NumPy
-    given = None if window is None else tuple(map(to, window)) if isinstance(window, tuple) else to(window)
-    got = gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, window=given, weights=to(BY_BLOCK))
-    assert_same_bits(it.back(got), want)
+    options = {"window": converted(kind, window, "window"), "weights": converted(kind, BY_BLOCK, "weights")}
+    assert_same_bits(it.back(gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, **options)), want)
     if kind in (*ARRAYS, "torch"):
         weight = values((6, 7), each.dtype, 3)
         sums, total = it.to(array), it.to(weight)
-        gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, window=given, weights=to(BY_BLOCK), weight_out=total)
+        gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, **options, weight_out=total)
         assert_same_bits(it.back(sums), want)
         assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
 
