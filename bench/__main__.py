@@ -17,13 +17,12 @@ from bench import drawn
 from bench.measure import Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
 from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
-from bench.regret import by_operation, of_results
+from bench.regret import VARIANTS, by_operation, of_results
 from bench.report import footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import Console, progress, say, show
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
-from gpufold.operations import OPERATIONS
 
 QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 """Measuring time of a problem in one dtype."""
@@ -237,11 +236,6 @@ def _tune(options: argparse.Namespace, words: list[str], console: Console) -> in
         return tune(options.results.resolve(), options.problem, console)
 
 
-def _kernels() -> tuple[str, ...]:
-    """Return the names of the variants of all operations."""
-    return tuple(dict.fromkeys(name for operation in OPERATIONS for name in gpufold.variants(operation)))
-
-
 class Terminated(KeyboardInterrupt):
     """The process got SIGTERM: at a time limit, say."""
 
@@ -265,12 +259,11 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
     kind = device_kind(options.device)
     quick = options.quick or (kind == "cpu" and not options.full)
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) if options.seconds is None else options.seconds
-    known = _kernels()
-    if unknown := set(options.variant) - set(known):
-        raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if unknown := set(options.variant) - set(VARIANTS):
+        raise ValueError(f"--variant must be of {', '.join(VARIANTS)}, got {', '.join(sorted(unknown))}")
     if kind == "cpu" and options.variant:
         raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
-    variants = options.variant or ([] if kind == "cpu" else list(known))
+    variants = options.variant or ([] if kind == "cpu" else list(VARIANTS))
     choices = {"problems": options.problem, "variants": variants, "dtype": options.dtype}
     choices |= {"quick": quick, "seconds": seconds} | ({"peers": options.peer} if options.peer else {})
     bench = cpu_bench(options.threads, seconds, options.peer) if kind == "cpu" else gpu_bench(seconds, options.peer)
@@ -326,7 +319,7 @@ def _measure(
     except DeviceLostError as lost:
         stopped, status = f"Stopped: {lost}.", LOST
     else:
-        status = int(any(name in row.failures for row in run.rows for name in (OURS, *_kernels())))
+        status = int(any(name in row.failures for row in run.rows for name in (OURS, *VARIANTS)))
     if stopped:
         done = f"{len(tasks) - len(missing(run, tasks))} of {len(tasks)} rows are saved in {path}"
         again = command_line([*(word for word in words if word != "--resume"), "--resume"])

@@ -363,27 +363,21 @@ EVERY_TAP = 4096
 """Taps of a kernel at most that each thread walks over to find those of its pixel: a call takes seconds beyond."""
 
 
-def _naive_gather(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Let each thread look for the taps of one pixel: indices of 32 bits, up to three axes."""
-    few_taps = prod(problem.geometry.block_shape) <= EVERY_TAP
-    return _gather(problem, data, "naive_gather", np.int32, 3, 256) if few_taps else None
+def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, cpu_threads: int) -> Call | None:
+    """Launch a kernel of naive_gather.cu on float32, whose parameters are all of one kind of integer.
 
-
-def _batched_gather(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Do as torch's own kernel does: indices of 64 bits, two axes, batch and channels apart."""
-    return _gather(problem, data, "batched_gather", np.int64, 2, 512)
-
-
-def _gather(problem: Problem, data: Any, symbol: str, integer: Any, rank: int, threads: int) -> Call | None:
-    """Launch a kernel of naive_gather.cu, whose parameters are all of one kind of integer, on float32."""
-    if data.size > np.iinfo(integer).max:
+    In `naive_gather` each thread looks for the taps of one pixel, with indices of 32 bits and up to three axes;
+    `batched_gather` does as torch's own kernel: indices of 64 bits, two axes, batch and channels apart.
+    """
+    geometry, naive = problem.geometry, symbol == "naive_gather"
+    if data.size > np.iinfo(integer).max or (naive and prod(geometry.block_shape) > EVERY_TAP):
         return None
     import cupy
 
-    geometry = problem.geometry
+    threads = 256 if naive else 512
     axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
     fields = ("size", "kernel", "stride", "dilation", "pad_begin", "blocks")
-    lead = (geometry.planes,) if integer is np.int32 else (geometry.batch or 1, geometry.channels)
+    lead = (geometry.planes,) if naive else (geometry.batch or 1, geometry.channels)
     numbers = np.array([*lead, *(getattr(axis, name) for name in fields for axis in axes)], integer)
     parameters = numbers.view(np.dtype((np.void, numbers.nbytes)))
     file = Path(__file__).parent / "naive_gather.cu"
@@ -877,6 +871,7 @@ SUMS, VIEWS = ("col2im", "blocks_to_array"), ("im2col", "array_to_blocks", *SPAC
 ON_GRIDS = (*SUMS, *VIEWS)
 PLAIN, AVERAGE = {"fused": (False,)}, {"fused": (True,)}
 SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_array",), **AVERAGE}
+NAIVE, BATCHED = partial(_gather, "naive_gather", np.int32, 3), partial(_gather, "batched_gather", np.int64, 2)
 OF_FLOATS = {"dtypes": FLOATS, "undilated": True}
 IN_C = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
@@ -907,8 +902,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("add.at", "", "cupy", GPU, _add_at, ("add_blocks",)),
     Peer("torch.compile", "torch", "torch", GPU, _torch_compile, (*SLIDING, *SPACE), (1, 2), on_request=True, **PLAIN),
     Peer("Triton", "triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
-    Peer("naive gather", "", "cupy", GPU, _naive_gather, axes=(1, 2, 3), dtypes=("float32",), **SUM),
-    Peer("batched gather", "", "cupy", GPU, _batched_gather, axes=(1, 2), dtypes=("float32",), **SUM),
+    Peer("naive gather", "", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
+    Peer("batched gather", "", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
     Peer("cupy", "", "cupy", GPU, _composition, VIEWS, **PLAIN),
     Peer("scatter_add", "", "cupyx", GPU, _scatter_add, **SUM),
 )

@@ -13,7 +13,7 @@ from bench.results import Run, geometric_mean
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.operations import OPERATIONS, variants
 
-VARIANTS = {name for operation in OPERATIONS for name in variants(operation)}
+VARIANTS = tuple(dict.fromkeys(name for operation in OPERATIONS for name in variants(operation)))
 """Of all operations."""
 
 
