@@ -313,7 +313,7 @@ def _measure(
     except KeyboardInterrupt as stop:
         reason, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
         left = missing(run, tasks)
-        stopped = f"{reason} at {left[0].row.name if left else 'the end'}."
+        stopped = f"{reason} at {left[0].row().name if left else 'the end'}."
         if run.rows:
             save()  # the last row may have been finished, and not written yet
     except DeviceLostError as lost:

@@ -129,10 +129,6 @@ class Session:
         return FAILED if process.returncode else DONE
 
 
-def _worst(answers: list[str]) -> str:
-    return next((answer for answer in (STOPPED, FAILED) if answer in answers), DONE)
-
-
 def run_tests(
     session: Session,
     name: str,
@@ -177,12 +173,11 @@ def sanitizers(session: Session) -> str:
         session.notes.append(f"{SANITIZER} of the CUDA toolkit is not on the PATH")
         return ABSENT
     names = "memcheck", "racecheck", "initcheck", "synccheck"
-    return _worst(
-        [
-            run_tests(session, f"sanitizers-{name}", *SMOKE, before=partial(sanitizer, name), most=SANITIZED)
-            for name in names
-        ]
-    )
+    answers = [
+        run_tests(session, f"sanitizers-{name}", *SMOKE, before=partial(sanitizer, name), most=SANITIZED)
+        for name in names
+    ]
+    return next((answer for answer in (STOPPED, FAILED) if answer in answers), DONE)
 
 
 def sanitizer(tool: str, part: int) -> list[str]:

@@ -198,15 +198,21 @@ class Task:
     variants: tuple[str, ...] = ()
 
     @property
+    def key(self) -> tuple[str, str]:
+        """That of its row."""
+        return self.problem.name, self.dtype
+
     def row(self) -> Row:
-        """The row before anything is measured."""
-        return new_row(self.problem, self.dtype)
+        """Describe the row before anything is measured."""
+        count = self.problem.compulsory_bytes(self.dtype)
+        name, operation = self.problem.name, self.problem.operation
+        return Row(name, operation, self.dtype, count, count // itemsize_of(self.dtype))
 
 
 def missing(run: Run, tasks: list[Task]) -> list[Task]:
     """Return the tasks whose rows a run lacks."""
     finished = {row.key for row in run.rows if row.finished}
-    return [task for task in tasks if task.row.key not in finished]
+    return [task for task in tasks if task.key not in finished]
 
 
 def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) -> None:
@@ -216,8 +222,8 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
     under way, unfinished, with what has failed in it.
     """
     waiting = missing(run, tasks)
-    for task in progress(waiting, lambda task: task.row.name, len(waiting)):
-        row = task.row
+    for task in progress(waiting, lambda task: task.row().name, len(waiting)):
+        row = task.row()
         others = [each for each in run.rows if each.key != row.key]
         for unfinished in run.rows:
             if unfinished.key == row.key:
@@ -309,12 +315,6 @@ def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[
         notes=bench.notes + ([f"Not installed here, and so not measured: {'; '.join(names)}."] if names else []),
         options=options,
     )
-
-
-def new_row(problem: Problem, dtype: str) -> Row:
-    """Describe a problem before anything is measured."""
-    count = problem.compulsory_bytes(dtype)
-    return Row(problem.name, problem.operation, dtype, count, count // itemsize_of(dtype))
 
 
 def device_facts() -> Device:

@@ -77,7 +77,7 @@ class Peer:
         served = (
             problem.operation in self.operations
             and data.dtype.name in self.dtypes
-            and (problem.kind == "fused") in self.fused
+            and problem.fused in self.fused
             and (not axes or len(axes) in self.axes)
             and (self.undilated or all(axis.dilation for axis in axes))
         )
@@ -224,7 +224,7 @@ def _put_together(problem: Problem, data: Any, library: Any, weights: Any, over:
     geometry, blocks = problem.geometry, _as_blocks(problem, data)
     padded = _along(geometry, "padded_size")
     image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
-    if problem.kind != "fused":
+    if not problem.fused:
         for where, part, _ in steps(geometry, over):
             image[where] += blocks[part]
         return _cropped(image, geometry)
@@ -411,7 +411,7 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
 
     Its time holds the inverse transforms too; the mean that it gives becomes the sum again outside of it.
     """
-    geometry, library, fused = problem.geometry, library_of(data), problem.kind == "fused"
+    geometry, library, fused = problem.geometry, library_of(data), problem.fused
     (axis,) = geometry.axes
     trims = fused and axis.pad_begin == axis.pad_end == axis.kernel // 2 and axis.size % axis.stride == 0
     if not trims and (axis.pad_begin or axis.pad_end):
@@ -554,7 +554,7 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
         return None
     shape, picture = problem.output_shape, (1, *geometry.image_size)[-2:]
     options = _options_of_torch(geometry, 2)
-    if problem.kind == "fused":
+    if problem.fused:
         return _torch_average(problem, tensor.device, partial(functional.fold, output_size=picture, **options))
     if problem.operation not in TAKING_APART:
         return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
@@ -856,16 +856,6 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, block, strides))
 
 
-def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
-    geometry = problem.geometry
-    if len(geometry.block) > 4:
-        return None
-    import tensorflow
-
-    tensor, function = tensorflow.constant(data), getattr(tensorflow, problem.operation)
-    return Call(lambda: function(tensor, geometry.block, _pads(geometry)), lambda answer: answer.numpy())
-
-
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
 SUMS, VIEWS = ("col2im", "blocks_to_array"), ("im2col", "array_to_blocks", *SPACE)
 ON_GRIDS = (*SUMS, *VIEWS)
@@ -887,7 +877,6 @@ PEERS: tuple[Peer, ...] = (
     Peer("openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), IN_C, undilated=True, **PLAIN),
     Peer("sigpy", "sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
     Peer("unfoldNd", "unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
-    Peer("tensorflow", "tensorflow", "tensorflow", CPU, _tensorflow, SPACE, dtypes=tuple(ELEMENT_TYPES)[1:]),
     Peer("numpy", "numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
     Peer("istft", "scipy", "scipy", CPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
     Peer("istft", "", "cupyx", GPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),

@@ -81,13 +81,9 @@ class Problem:
     """A window by name, see `window_of`; none where it is empty."""
 
     @property
-    def kind(self) -> str:
-        """What peers are asked for: blocks at positions of their own, fused, blocks in their own layout, or plain."""
-        if self.operation in AT_POSITIONS:
-            return "placed" if self.operation == "add_blocks" else "taken"
-        if self.reduction != "sum" or self.window:
-            return "fused"
-        return "blocks" if self.operation in BLOCK_OPERATIONS else "plain"
+    def fused(self) -> bool:
+        """Whether sliding blocks are averaged or weighed."""
+        return self.operation not in AT_POSITIONS and (self.reduction != "sum" or bool(self.window))
 
     @property
     def for_gpu(self) -> Problem:
@@ -242,7 +238,7 @@ class Problem:
     @property
     def tolerance(self) -> float:
         """How far a result may be from the definition's, of its largest element; sums of integers are exact."""
-        return TOLERANCE if self.kind == "fused" or self.window else 0.0
+        return TOLERANCE if self.reduction != "sum" or self.window else 0.0
 
     def data(self, dtype: str, seed: int = 0, library: Any = np) -> Any:
         """Make an input of small random integers, as an array of NumPy or CuPy."""

@@ -140,7 +140,7 @@ def by_operation(run: Run) -> list[list[str]]:
     for row in run.rows:
         problem = problems.get(row.problem)
         if problem and row.dtype == problem.dtypes[0] and row.bytes >= LARGE_BYTES and OURS in row.times:
-            groups[row.operation + (", fused" if problem.kind == "fused" else "")].append(row)
+            groups[row.operation + (", fused" if problem.fused else "")].append(row)
     peers = [peer for peer in dict.fromkeys(run.peers) if any(peer in row.times for row in run.rows)]
     compared = [peer for peer in peers if peer not in OTHER_WORK]
     lines = [["", *peers, "fastest"]]

@@ -56,17 +56,13 @@ class Row:
     def name(self) -> str:
         return self.problem if self.dtype == "float32" else f"{self.problem} {self.dtype}"
 
-    def seconds(self, name: str) -> float | None:
-        """Return the median of a candidate that was measured."""
-        return self.times[name].median if name in self.times else None
-
-    def fraction_of_copy(self, name: str = OURS) -> float | None:
-        ours, copy = self.seconds(name), self.seconds(COPY)
-        return copy / ours if ours and copy else None
+    def fraction_of_copy(self) -> float | None:
+        return self.speed_up(COPY)
 
     def speed_up(self, peer: str | None) -> float | None:
-        ours, other = self.seconds(OURS), self.seconds(peer) if peer else None
-        return other / ours if ours and other else None
+        """Return a candidate's time over gpufold's, where both were measured."""
+        ours, other = self.times.get(OURS), self.times.get(peer or "")
+        return other.median / ours.median if ours and other else None
 
     def memory_ratio(self, peer: str) -> float | None:
         """Return a peer's memory over gpufold's."""

@@ -32,7 +32,7 @@ import gpufold
 from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
 from bench.count import ELEMENTS, SCALED, smaller
 from bench.hostcuda import fake_cupy
-from bench.measure import Bench, difference, new_row
+from bench.measure import Bench, Task, difference
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _given_on_device, dtype_of, plan_of, select
@@ -229,7 +229,7 @@ def one_off(problem, data, threads):
 def row_of(clock, peers=()):
     """Measure a tiny problem."""
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
-    row = new_row(problem, "float32")
+    row = Task(problem, "float32").row()
     Bench("cpu", "", clock, 1, 0.001, peers).measure(problem, "float32", row)
     return row
 
@@ -442,7 +442,7 @@ def test_each_problem_frees_its_memory_before_the_next(device, monkeypatch):
     before = pool.used_bytes()
     _given_on_device(replace(problem, window="hann"), "cupy")
     assert pool.used_bytes() > before
-    measured.measure(problem, "float32", new_row(problem, "float32"))
+    measured.measure(problem, "float32", Task(problem, "float32").row())
     assert device.ran
     assert pool.used_bytes() == before
     assert len(freed) == 2, "the device's pool and that of pinned memory"

@@ -197,9 +197,7 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     steps = rehearsal.steps()
     assert steps["tests"]["goes"] == 2
     assert steps["smoke"]["goes"] == 1
-    said = "".join(
-        log.read_text() for log in (rehearsal.results / "tests").glob("*.log")
-    )  # of those that were not killed
+    said = "".join(log.read_text() for log in (rehearsal.results / "tests").glob("*.log"))
     assert "tests deselected: scipy is not installed" in said
     for name, why in tally.failed():
         assert f"`{name.rpartition('::')[2]}`" in page, why
@@ -297,11 +295,8 @@ def test_tests_that_end_their_process_are_named_and_the_others_run(session, tmp_
         ("4", "AssertionError: four is wrong\nassert 4 != 4"),
     ]
     assert len(tally.ends) == 6
-    assert sum(json.loads(line).get("ends", "").endswith("[0]") for line in lines_of(tmp_path / "six")) == 1
-
-
-def lines_of(folder):
-    return [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    lines = "".join(path.read_text() for path in (tmp_path / "six").glob("*.jsonl")).splitlines()
+    assert sum(json.loads(line).get("ends", "").endswith("[0]") for line in lines) == 1
 
 
 @pytest.mark.all
