@@ -14,7 +14,7 @@ from typing import Any
 
 import gpufold
 from bench import drawn
-from bench.measure import Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
+from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
 from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
 from bench.regret import VARIANTS, by_operation, of_results
@@ -33,8 +33,8 @@ WIDTH = 160
 PROBLEM = "problems with it in their name"
 ON_REQUEST = f"measured on request: {', '.join(peer.name for peer in PEERS if peer.on_request)}"
 
-INTERRUPTED, TERMINATED, LOST = 130, 143, 3
-"""Exit statuses of a run that was stopped by its user, by SIGTERM, and by a device that answers nothing any more."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit statuses of a run that was stopped by its user, and by SIGTERM."""
 
 
 def _number(kind: Callable[[str], float], least: float, excluded: bool = False) -> Callable[[str], float]:

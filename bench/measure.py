@@ -37,6 +37,9 @@ did not say what `auto` takes, its memory was not given back."""
 LEAST_MEMORY = 0.9
 """Of its result's size, for a call that does not keep memory for the next: the operating system counts whole pages."""
 
+LOST = 3
+"""Exit status of a command whose device answers nothing any more."""
+
 LONGEST_ERROR = 1000
 """Characters of an exception that are kept: a compiler's list of errors has no end."""
 

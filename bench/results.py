@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from math import exp, log
@@ -98,13 +98,15 @@ class Run:
         return min(measured, key=lambda peer: row.times[peer].median, default=None)
 
     def save(self, path: Path) -> None:
-        """Write everything, every sample included."""
-        head = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rows"}
+        """Write everything as JSON, every sample included, a line for each value and each row."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         rows = [
             _set_fields(row) | {"times": {name: _set_fields(times) for name, times in row.times.items()}}
-            for row in self.rows
+            for row in values.pop("rows")
         ]
-        write(path, head, "rows", rows)
+        head = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)},\n" for name, value in values.items()]
+        body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        write_at_once(path, "".join(["{\n", *head, '"rows": [\n', body, "\n]\n}\n"]))
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -142,13 +144,6 @@ def _set_fields(thing: Any) -> dict[str, Any]:
         if default is MISSING or value != default:
             values[each.name] = value
     return values
-
-
-def write(path: Path, head: Mapping[str, Any], name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSON object with a line for each value of `head` and, under `name`, for each row."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)},\n" for key, value in head.items()]
-    body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    write_at_once(path, "".join(["{\n", *lines, f"{json.dumps(name)}: [\n", body, "\n]\n}\n"]))
 
 
 def write_at_once(path: Path, text: str) -> None:

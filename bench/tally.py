@@ -6,10 +6,16 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BEGINNINGS = 2
 """How often a test may begin without an end before it is the reason that its process ends."""
+
+
+def note(log: IO[str], **what: Any) -> None:
+    """Add a line to a log, which outlives this process."""
+    log.write(json.dumps(what) + "\n")
+    log.flush()
 
 
 @dataclass

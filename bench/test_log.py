@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.tally import note
+
 LONGEST_SECONDS = 240
 """A test that takes longer ends its process, and is written down as one that did not end."""
 
@@ -57,16 +59,12 @@ class Log:
         self.file, self.traces = path.open("a"), path.with_suffix(".trace").open("a")
         self.worst, self.seconds = None, 0.0
 
-    def write(self, **what):
-        self.file.write(json.dumps(what) + "\n")
-        self.file.flush()
-
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session):
-        self.write(tests=[item.nodeid for item in session.items])
+        note(self.file, tests=[item.nodeid for item in session.items])
 
     def pytest_runtest_logstart(self, nodeid):
-        self.write(begins=nodeid)
+        note(self.file, begins=nodeid)
         self.worst, self.seconds = None, 0.0
         faulthandler.dump_traceback_later(LONGEST_SECONDS, exit=True, file=self.traces)
 
@@ -79,4 +77,4 @@ class Log:
         if report.when == "teardown":
             faulthandler.cancel_dump_traceback_later()
             outcome = self.worst or {"outcome": "passed"}
-            self.write(ends=report.nodeid, seconds=round(self.seconds, 2), **outcome)
+            note(self.file, ends=report.nodeid, seconds=round(self.seconds, 2), **outcome)

@@ -5,26 +5,21 @@ What is measured is written at once, and so are the lines of a log (see tally.py
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gpufold
-from bench.measure import free_memory
+from bench.measure import LOST, free_memory
 from bench.problems import Problem, select
-from bench.tally import Tally
+from bench.tally import Tally, note
 from bench.terminal import Console, progress, say
 from gpufold.gpu import tuning
 
 SMALLER = 8
 """By what a problem's batch on a GPU is divided for a smaller one, beside a batch of one: kinds of calls are apart by
 factors of two."""
-
-LOST = 3
-"""Exit status where the device answers nothing any more."""
 
 
 def tasks(named: Sequence[str]) -> Iterator[tuple[str, Problem, str]]:
@@ -53,14 +48,10 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
     wanted = {name: (problem, dtype) for name, problem, dtype in tasks(named)}
     before = Tally.of(logs)
     waiting = [name for name in wanted if name not in before.ends]
-    with (logs / f"{len(list(logs.glob('*.jsonl'))) + 1}.jsonl").open("a", buffering=1) as log:
-
-        def write(**what: Any) -> None:
-            log.write(json.dumps(what) + "\n")
-
-        write(tests=list(wanted))
+    with (logs / f"{len(list(logs.glob('*.jsonl'))) + 1}.jsonl").open("a") as log:
+        note(log, tests=list(wanted))
         for name in progress(waiting, str, len(waiting)):
-            write(begins=name)
+            note(log, begins=name)
             outcome: dict[str, str] = {"outcome": "passed"}
             try:
                 _race(*wanted[name])
@@ -68,7 +59,7 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
                 outcome = {"outcome": "skipped", "why": f"{type(error).__name__}: {error}"}
             except Exception as error:  # whatever a library raises
                 outcome = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"[:1000]}
-            write(ends=name, **outcome)
+            note(log, ends=name, **outcome)
             try:
                 cupy.cuda.runtime.deviceSynchronize()
                 free_memory(on_gpu=True)
