@@ -140,7 +140,7 @@ def check_space(case, draw, seed):
 def check_positions(case, draw, seed):
     rng, block, places = random.Random(seed), case.block, case.positions
     dtype = DTYPES[seed % len(DTYPES)]
-    wide = dtype if seed % 2 else np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))
+    wide = dtype if seed // 2 % 2 else np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))
     window = window_of(rng.choice(("none", "separable", "full")) if wide in INEXACT else "none", block, wide)
     array, blocks = values(case.shape, wide, seed), values(case.blocks_shape, dtype, seed + 1)
     added, lazy, _ = check("add_blocks", [array, blocks], draw, (places,), window=window)
