@@ -21,7 +21,6 @@ NEEDS = {
     "tests/test_peers.py": ("onnx", "ml_dtypes"),
     "tests/test_ptx.py": ("ml_dtypes",),
     "tests/test_readme.py": ("rich",),
-    "tests/test_release.py": ("yaml",),
     "tests/test_sources.py": ("ml_dtypes",),
     "tests/test_torch*.py": ("torch",),
     "tests/test_torch_small.py": ("hypothesis",),

@@ -1,9 +1,8 @@
-"""The package: light to import, complete as a wheel, and the kernels found wherever it lies."""
+"""The package: light to import, complete as a wheel, released from pinned sources, cited and packed as it is."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from gpufold.extras import SUBMODULES
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
+URLS = PROJECT["urls"]
 KERNELS = sorted(path.relative_to(ROOT / "kernels").as_posix() for path in (ROOT / "kernels").rglob("*.*"))
 
 CHECK = """
@@ -67,14 +67,8 @@ def test_the_sources_are_packed_from_any_folder_without_what_lies_about(tmp_path
     checkout = tmp_path / "build" / "Über uns"
     ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "results", "_build")
     shutil.copytree(ROOT, checkout, ignore=ignored, copy_function=shutil.copyfile)
-    for stray in (
-        "secret.env",
-        "dist/junk",
-        "build/junk",
-        "docs/_build/junk",
-        ".venv/junk",
-        "gpufold/__pycache__/junk",
-    ):
+    strays = "secret.env", "dist/junk", "build/junk", "docs/_build/junk", ".venv/junk", "gpufold/__pycache__/junk"
+    for stray in strays:
         (checkout / stray).parent.mkdir(exist_ok=True)
         (checkout / stray).touch()
     tuned = checkout / "kernels" / "tuned" / "tuned-some-chip-132-0123456789ab.jsonl"
@@ -111,17 +105,6 @@ def test_an_index_shows_a_readme_whose_links_lead_to_the_repository(wheel):
         assert (ROOT / path).exists(), target
 
 
-def run_check(python, folder):
-    """Run from an empty folder, so that nothing is found by accident; give the package's folder."""
-    folder.mkdir(exist_ok=True)
-    run = subprocess.run([python, "-c", CHECK], cwd=folder, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    package, kernels, total = run.stdout.splitlines()
-    assert kernels.split() == KERNELS
-    assert float(total) == 16
-    return Path(package)
-
-
 @packed
 def test_a_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     """NumPy is borrowed from this environment; gpufold comes from the wheel alone."""
@@ -138,12 +121,10 @@ def test_a_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     libraries = Path(numpy.__file__).parent.parent / "numpy.libs"
     if libraries.exists():
         (site / "numpy.libs").symlink_to(libraries)
-    assert run_check(python, tmp_path / "empty") == site / "gpufold"
-
-
-def test_this_environment_works_from_an_empty_folder(tmp_path):
-    """As make sets it up, this is the editable install."""
-    assert run_check(sys.executable, tmp_path / "empty") == Path(gpufold.__file__).parent
+    (folder := tmp_path / "empty").mkdir()  # where nothing is found by accident
+    run = subprocess.run([python, "-c", CHECK], cwd=folder, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [str(site / "gpufold"), " ".join(KERNELS), "16.0"]
 
 
 def test_importing_needs_numpy_alone():
@@ -154,23 +135,6 @@ def test_importing_needs_numpy_alone():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     foreign = set(run.stdout.split()) - set(sys.stdlib_module_names) - {"gpufold", "numpy"}
     assert not foreign
-
-
-def test_warmup_says_what_to_install():
-    assert printed(
-        "try:\n    gpufold.warmup('im2col', ((1, 3, 8, 8), 'float32'), (3, 3))\n"
-        "except ImportError as error:\n    print(error)",
-        "cupy",
-    ) == [
-        'gpufold.warmup needs the package cupy: pip install "gpufold[cuda13]", or in a checkout '
-        'pip install ".[cuda13]" (cuda12 with a driver for CUDA 12)'
-    ]
-
-
-def test_numpy_is_the_one_dependency_and_every_public_name_is_there():
-    assert PROJECT["dependencies"] == ["numpy>=2.1.1"]
-    for name in gpufold.__all__:
-        assert getattr(gpufold, name).__doc__
 
 
 # ---------------------------------------------------------------------------------------------
@@ -211,17 +175,26 @@ def test_unknown_names_are_attribute_errors():
         from gpufold import fold  # noqa: F401
 
 
+TO_INSTALL = """{0} needs the package {1}: pip install "gpufold[{2}]", or in a checkout pip install ".[{2}]"{3}"""
+
+
 @pytest.mark.parametrize(
-    "use",
-    ["gpufold.dask", "hasattr(gpufold, 'dask')", "import gpufold.dask", "from gpufold import dask"],
+    ("use", "package", "said"),
+    [
+        *(
+            (use, "dask", TO_INSTALL.format("gpufold.dask", "dask", "dask", ""))
+            for use in ("gpufold.dask", "hasattr(gpufold, 'dask')", "import gpufold.dask", "from gpufold import dask")
+        ),
+        (
+            "gpufold.warmup('im2col', ((1, 3, 8, 8), 'float32'), (3, 3))",
+            "cupy",
+            TO_INSTALL.format("gpufold.warmup", "cupy", "cuda13", " (cuda12 with a driver for CUDA 12)"),
+        ),
+    ],
 )
-def test_a_missing_package_is_an_import_error_that_says_what_to_install(use):
+def test_a_missing_package_is_an_import_error_that_says_what_to_install(use, package, said):
     code = f"try:\n    {use}\nexcept ImportError as error:\n    print(error.name, error, sep='\\n')"
-    package, message = printed(code, "dask")
-    assert package == "dask"
-    assert message == (
-        'gpufold.dask needs the package dask: pip install "gpufold[dask]", or in a checkout pip install ".[dask]"'
-    )
+    assert printed(code, package) == [package, said]
 
 
 def test_every_name_of_dir_can_be_had():
@@ -237,15 +210,103 @@ def test_type_checkers_know_every_submodule():
     tree = ast.parse(Path(gpufold.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     assert [alias.asname for node in block.body for alias in node.names] == sorted(SUBMODULES)
-    assert set(SUBMODULES) <= set(PROJECT["optional-dependencies"])
-    for name in SUBMODULES:
-        folder = Path(gpufold.__file__).parent
-        assert (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
 
 
-def test_the_project_is_alpha_until_a_gpu_has_run_it():
-    (status,) = (name for name in PROJECT["classifiers"] if name.startswith("Development Status"))
-    runs = [json.loads(path.read_text()) for path in (ROOT / "bench" / "results").glob("*.json")]
-    if not any(run.get("kind") == "gpu" for run in runs):
-        assert status.endswith("3 - Alpha")
-        assert "No GPU has run gpufold yet" in (ROOT / "README.md").read_text()
+# ---------------------------------------------------------------------------------------------
+# Releases, and the version as others cite and pack it
+
+
+def read(path):
+    """Return what a file in YAML or JSON holds."""
+    return pytest.importorskip("yaml").safe_load((ROOT / path).read_text())
+
+
+PINNED = r"[\w.-]+==[\w.]+( ; [^\\]+)?( \\\n +--hash=sha256:[0-9a-f]{64})+"
+"""A version, and the hash of each of its files."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_what_a_workflow_installs_is_pinned_by_hash(path):
+    """CI's own scripts install ranges, which their tests are for; they publish nothing, and may only read."""
+    for job in read(path)["jobs"].values():
+        for command in [line for step in job["steps"] for line in step.get("run", "").splitlines()]:
+            if re.search(r"\b(install|add|pipx|npx|uvx|curl|wget)\b", command):
+                start, file = command.rsplit(" -r ", 1)
+                assert start == "python -m pip install --require-hashes --only-binary :all:"
+                assert all(re.fullmatch(PINNED, entry) for entry in requirements(file)), file
+
+
+def requirements(file):
+    """Return the entries of a file of requirements, without comments."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not re.match(r"\s*#", line)]
+    return re.split(r"\n(?=\S)", "\n".join(lines))
+
+
+def test_a_release_is_built_by_what_is_pinned_alone():
+    """Building in isolation would install what pyproject.toml names, and what that needs, as it is on that day."""
+    runs = [step.get("run", "") for step in read(".github/workflows/release.yml")["jobs"]["build"]["steps"]]
+    assert [run for run in runs if "-m build" in run] == ["python -m build --no-isolation"]
+    needed = {re.match(r"[\w-]+", entry)[0] for entry in PYPROJECT["build-system"]["requires"]} | {"build", "twine"}
+    assert needed <= {re.match(r"[\w-]+", entry)[0] for entry in requirements(".github/release-requirements.txt")}
+    assert needed == set(requirements(".github/release-requirements.in"))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "CITATION.cff",
+            {
+                "version": gpufold.__version__,
+                "license": PROJECT["license"],
+                "repository-code": URLS["Repository"],
+            },
+        ),
+        (
+            "codemeta.json",
+            {
+                "version": gpufold.__version__,
+                "license": f"https://spdx.org/licenses/{PROJECT['license']}",
+                "softwareRequirements": PROJECT["dependencies"],
+                "runtimePlatform": f"Python {PROJECT['requires-python']}",
+                "codeRepository": URLS["Repository"],
+                "issueTracker": URLS["Issues"],
+                "softwareHelp": URLS["Documentation"],
+                **{name: PROJECT[name] for name in ("name", "description", "keywords")},
+            },
+        ),
+    ],
+)
+def test_what_others_cite_is_what_pyproject_says(path, said):
+    assert {name: read(path)[name] for name in said} == said
+
+
+def test_readers_find_the_site_of_every_release():
+    site = URLS["Documentation"]
+    assert f"]({site})" in (ROOT / "README.md").read_text()
+    pages = read("docs/_static/switcher.json")
+    assert all(each["url"] == f"{site}/en/{each['version']}/" for each in pages)
+    released = re.findall(r"^## \[([\d.]+)\] - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [each["version"] for each in pages] == ["latest", *released]
+
+
+CONDA = {"cupy-cuda13x": "cupy", "dask": "dask-core", "torch": "pytorch"}
+"""What conda-forge calls a package otherwise."""
+
+
+def conda(requirements):
+    """Return requirements in conda's form, which has no extras."""
+    found = [re.fullmatch(r"([\w-]+)(?:\[.*\])?(>=.+)", requirement).groups() for requirement in requirements]
+    return [f"{CONDA.get(name, name)} {bound}" for name, bound in found]
+
+
+def test_the_recipe_for_conda_forge_needs_what_pyproject_needs():
+    recipe, least = read("conda/recipe.yaml"), PROJECT["requires-python"].removeprefix(">=")
+    assert recipe["context"] == {"version": gpufold.__version__, "python_min": least}
+    needs, extras = recipe["requirements"], PROJECT["optional-dependencies"]
+    assert needs["host"][2:] == conda(PYPROJECT["build-system"]["requires"])
+    assert needs["run"][1:] == conda(PROJECT["dependencies"])
+    constraints = {need for name in set(extras) - {"cuda12"} for need in conda(extras[name])}
+    assert needs["run_constraints"] == sorted(constraints)
+    assert recipe["about"]["license"] == PROJECT["license"]
+    assert PROJECT["description"].startswith(recipe["about"]["summary"])
