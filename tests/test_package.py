@@ -228,6 +228,7 @@ PINNED = r"[\w.-]+==[\w.]+( ; [^\\]+)?( \\\n +--hash=sha256:[0-9a-f]{64})+"
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
 def test_what_a_workflow_installs_is_pinned_by_hash(path):
     """CI's own scripts install ranges, which their tests are for; they publish nothing, and may only read."""
+    assert read(path)["permissions"] in ({}, {"contents": "read"})
     for job in read(path)["jobs"].values():
         for command in [line for step in job["steps"] for line in step.get("run", "").splitlines()]:
             if re.search(r"\b(install|add|pipx|npx|uvx|curl|wget)\b", command):
@@ -249,6 +250,13 @@ def test_a_release_is_built_by_what_is_pinned_alone():
     needed = {re.match(r"[\w-]+", entry)[0] for entry in PYPROJECT["build-system"]["requires"]} | {"build", "twine"}
     assert needed <= {re.match(r"[\w-]+", entry)[0] for entry in requirements(".github/release-requirements.txt")}
     assert needed == set(requirements(".github/release-requirements.in"))
+
+
+def test_only_the_job_that_publishes_may_sign_and_no_job_has_a_secret():
+    path = ".github/workflows/release.yml"
+    permissions = {name: job["permissions"] for name, job in read(path)["jobs"].items()}
+    assert permissions == {"build": {"contents": "read"}, "publish": {"id-token": "write"}}
+    assert "secrets." not in (ROOT / path).read_text()
 
 
 @pytest.mark.parametrize(
