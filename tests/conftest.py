@@ -17,9 +17,6 @@ import pytest
 from gpufold import elements
 from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
 
-MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
-"""From how many GPU tests on their time is worth a line, and about how long one compiles, on one core."""
-
 
 @cache
 def no_gpu() -> str | None:
@@ -36,27 +33,11 @@ def no_gpu() -> str | None:
 
 
 @cache
-def no_compiler() -> str | None:
-    """Why tests of marker `hostcuda` cannot run, or None."""
+def no_tool(mark: str) -> str | None:
+    """Why tests of marker `hostcuda`, `nvrtc` or `nvcc` cannot run, or None."""
     from bench import hostcuda
 
-    return hostcuda.unavailable()
-
-
-@cache
-def no_cuda_compiler() -> str | None:
-    """Why tests of marker `nvrtc` cannot run, or None."""
-    from bench import hostcuda
-
-    return hostcuda.cubin.unavailable()
-
-
-@cache
-def no_nvcc() -> str | None:
-    """Why tests of marker `nvcc` cannot run, or None."""
-    from bench import hostcuda
-
-    return hostcuda.nvcc.unavailable()
+    return {"hostcuda": hostcuda, "nvrtc": hostcuda.cubin, "nvcc": hostcuda.nvcc}[mark].unavailable()
 
 
 @cache
@@ -71,17 +52,20 @@ def no_site() -> str | None:
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "site: opens the site that make docs built in a browser")
-    config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
-    config.addinivalue_line("markers", "hostcuda: runs the kernels, or their machine code, on the CPU, which needs g++")
-    config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
-    config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
-    config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
-    config.addinivalue_line("markers", "beside(name): needs a folder of the environment with another release")
-    config.addinivalue_line("markers", "alone: runs in a process of its own, whose memory no other test has filled")
-    config.addinivalue_line("markers", "all: one of many combinations, or read from machine code, with --all")
-    config.addinivalue_line("markers", "some(step): without --all, one of so many of a test's combinations")
-    config.addinivalue_line("markers", "many: a combination or a random problem of the longer run, with --many")
+    for line in (
+        "site: opens the site that make docs built in a browser",
+        "gpu: needs a CUDA device and CuPy",
+        "hostcuda: runs the kernels, or their machine code, on the CPU, which needs g++",
+        "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump",
+        "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH",
+        "peer(name): compares with another library, by its module's name",
+        "beside(name): needs a folder of the environment with another release",
+        "alone: runs in a process of its own, whose memory no other test has filled",
+        "all: one of many combinations, or read from machine code, with --all",
+        "some(step): without --all, one of so many of a test's combinations",
+        "many: a combination or a random problem of the longer run, with --many",
+    ):
+        config.addinivalue_line("markers", line)
 
 
 def pytest_addoption(parser):
@@ -105,13 +89,12 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in set(dropped)]
 
 
-CHECKS = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc, "site": no_site}
-
-
 def missing(mark, name="", *_):
     """Say why tests with a mark cannot run, or nothing."""
-    if mark in CHECKS:
-        return CHECKS[mark]()
+    if mark in ("gpu", "site"):
+        return no_gpu() if mark == "gpu" else no_site()
+    if mark in ("hostcuda", "nvrtc", "nvcc"):
+        return no_tool(mark)
     if mark == "peer" and importlib.util.find_spec(name) is None:
         return f"{name} is not installed"
     if mark == "beside" and not (Path(sys.prefix) / name).is_dir():
@@ -135,18 +118,6 @@ def pytest_pyfunc_call(pyfuncitem):
         outcome = pytest.fail.Exception if run.returncode else pytest.skip.Exception
         raise outcome(f"in a process of its own:\n{run.stdout}{run.stderr}", pytrace=False)
     return True
-
-
-def pytest_report_collectionfinish(config, items):
-    """Say how long kernels take to compile in one process."""
-    count = sum(item.get_closest_marker("gpu") is not None for item in items)
-    divided = config.pluginmanager.hasplugin("bench.test_log") or config.getoption("numprocesses", None)
-    if count < MANY_ON_A_GPU or divided:
-        return None
-    return (
-        f"{count} tests compile their kernels in this one process, in about {count * SECONDS_ON_A_GPU / 60:.0f} "
-        f"minutes; python -m bench chip --results DIR divides them among processes, as -n 14 of pytest-xdist does"
-    )
 
 
 @pytest.fixture(autouse=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
+from functools import partial
+from itertools import cycle
 from math import prod
 from time import process_time
 
 import numpy as np
 import pytest
-from cases import FUSIONS, Case, SpaceCase, fold, peak_of, window_of
+from cases import FUSIONS, Case, SpaceCase, fold, peak_of, unfold, window_of
 from executors import calls_of
 
 import gpufold
 from gpufold import keeping
 from gpufold.cpu import tiles
-from gpufold.cpu.cells import cell_way
 from gpufold.elements import sum_dtype
-from gpufold.geometry import Axis
-from gpufold.geometry.cells import plan_of
+from gpufold.geometry import Axis, col2im_geometry
 
 CASES = (
     Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
@@ -72,11 +72,7 @@ def test_what_moves_elements_needs_its_result(call):
     assert peak - result.nbytes <= 600_000
 
 
-LARGE_CASES = (
-    CASES[0],
-    Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
-    Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
-)
+LARGE_CASES = (CASES[0], Case("large-tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1), CASES[7])
 
 
 @pytest.mark.some(13)
@@ -152,33 +148,26 @@ LOPSIDED = (
     Case("apart", (2 * MANY + 7,), (MANY,), strides=MANY + 3, batch=1, channels=1),
     Case("squares", (501, 501), (500, 500), batch=1, channels=1),
     Case("padded-squares", (499, 499), (500, 500), pads_begin=1, pads_end=1, batch=1, channels=1),
-    Case("high-columns", (MANY // 20 + 30, 8), (MANY // 20, 4), batch=1, channels=1),
+    Case("high-columns", (MANY // 80 + 30, 8), (MANY // 80, 4), batch=1, channels=1),
     Case("a-few-long-strides", (2 * MANY - 7,), (MANY,), strides=MANY, pads_begin=3, pads_end=4, batch=1, channels=1),
     Case("many-axes", (2,) * 18, (2,) * 18, batch=1, channels=1),
     Case("many-axes-of-two-blocks", (3,) * 9, (2,) * 9, batch=1, channels=1),
     Case("many-padded-axes", (1,) * 9, (2,) * 9, pads_begin=1, pads_end=1, batch=1, channels=1),
     Case("many-strided-axes", (4,) * 7, (3,) * 7, strides=3, pads_begin=1, pads_end=1, batch=1, channels=1),
+    Case("two-blocks-far-apart", (2953276 + MANY,), (MANY // 2,), 2953276, 0, batch=1, channels=1),
+    Case(
+        "axes-of-every-kind",
+        output_size=(2, 6, 2, 3, 3, 3, 3, 2, 4, 3, 1, 2, 3, 1, 1, 3, 3, 1),
+        kernel_size=(3, 3, 2, 2, 2, 3, 1, 2, 3, 2, 1, 2, 3, 1, 1, 2, 3, 1),
+        strides=(2, 3, 1, 2, 1, 1, 2, 1, 3, 2, 2, 2, 1, 1, 3, 2, 2, 1),
+        dilations=(1, 3, 1, 1, 2, 1, 1, 1, 1, 1, 3, 1, 1, 1, 3, 1, 1, 1),
+        pads_begin=(1, *[0] * 17),
+        pads_end=(1, 1, *[0] * 4, 1, *[0] * 9, 1, 0),
+        batch=1,
+        channels=1,
+    ),
 )
-
-
-@pytest.mark.parametrize("case", LOPSIDED, ids=str)
-def test_many_taps_of_few_blocks_take_few_operations_and_keep_nothing(case):
-    """Tap by tap these took 5 seconds to minutes; a copy of the columns takes some hundredths."""
-    image = np.arange(prod(case.image_shape), dtype=np.int32).reshape(case.image_shape)
-    start = process_time()
-    columns = gpufold.im2col(image, case.kernel_size, **case.arguments)
-    inside = gpufold.im2col(np.ones_like(image), case.kernel_size, **case.arguments)
-    counts = gpufold.col2im(inside, case.output_size, case.kernel_size, **case.arguments)
-    again = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
-    assert process_time() - start < 2
-    assert (again == image * counts).all()
-    assert counts.sum() == inside.sum() > 0
-    del columns, inside, again
-    data = np.ones(case.columns_shape, np.float32)
-    options = {**case.arguments, "reduction": "mean", "fill_value": 0}
-    most = keeping.KEPT_BYTES + 1_000_000
-    assert kept_by(lambda: gpufold.im2col(image, case.kernel_size, **case.arguments)) <= most
-    assert kept_by(lambda: gpufold.col2im(data, case.output_size, case.kernel_size, **options)) <= most
+"""Tap by tap some of these took 5 seconds to minutes; a copy of the columns takes some hundredths."""
 
 
 def lopsided_axes(rng, elements):
@@ -209,33 +198,7 @@ def least_time_of(call):
     return min(times)
 
 
-MANY_AXES = tuple(
-    Axis(*axis)
-    for axis in (
-        (2, 3, 2, 1, 1, 1),
-        (6, 3, 3, 3, 0, 1),
-        (2, 2, 1, 1, 0, 0),
-        (3, 2, 2, 1, 0, 0),
-        (3, 2, 1, 2, 0, 0),
-        (3, 3, 1, 1, 0, 0),
-        (3, 1, 2, 1, 0, 1),
-        (2, 2, 1, 1, 0, 0),
-        (4, 3, 3, 1, 0, 0),
-        (3, 2, 2, 1, 0, 0),
-        (1, 1, 2, 3, 0, 0),
-        (2, 2, 2, 1, 0, 0),
-        (3, 3, 1, 1, 0, 0),
-        (1, 1, 1, 1, 0, 0),
-        (1, 1, 3, 3, 0, 0),
-        (3, 2, 2, 1, 0, 0),
-        (3, 3, 2, 1, 0, 1),
-        (1, 1, 1, 1, 0, 0),
-    )
-)
-TWO_BLOCKS = (Axis(2953276 + 200_000, 100_000, 2953276, 0, 0, 0),)
-
-
-def drawn_axes():
+def drawn_cases():
     """Draw axes of no more elements than memory has room for, from a seed that is printed."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -245,50 +208,40 @@ def drawn_axes():
         elements = prod(axis.kernel * axis.blocks for axis in axes)
         few_pixels = prod(axis.size for axis in axes) <= 8 * elements
         if elements < 1e7 and few_pixels and prod(axis.padded_size for axis in axes) < 3e7:
-            drawn.append((axes, rng.choice(("float32", "float64", "int16", "complex64"))))
+            drawn.append(Case(f"drawn-{axes}", *zip(*axes, strict=True), batch=1, channels=1))
     return drawn
+
+
+DTYPES = ("int32", "float64", "float16", "complex64")
 
 
 @pytest.mark.parametrize(
     "problems",
-    [lambda: [(MANY_AXES, "complex64")], lambda: [(TWO_BLOCKS, "float16")], drawn_axes],
-    ids=["many-axes", "two-blocks", "drawn"],
+    [*([each] for each in zip(LOPSIDED, cycle(DTYPES))), None],
+    ids=lambda each: str(each[0][0] if each else "drawn"),
 )
-def test_few_blocks_and_few_taps_cost_no_more_than_a_few_copies(problems):
+def test_few_blocks_or_taps_cost_no_more_than_a_few_copies_and_keep_nothing(problems):
     """Three times a copy of the columns and one of the image, and 50 ms."""
-    for axes, dtype in problems():
-        size, kernel, strides, dilations, begin, end = (list(each) for each in zip(*axes, strict=True))
-        image = np.ones((1, *size), dtype)
-        whole = np.zeros((1, *(axis.padded_size for axis in axes)), dtype)
-        steps = [(step * axis.dilation, step * axis.stride) for step, axis in zip(whole.strides[1:], axes, strict=True)]
-        taps, blocks = zip(*steps, strict=True)
-        shape = (1, *kernel, *(axis.blocks for axis in axes))
+    for case, dtype in problems or zip(drawn_cases(), cycle(DTYPES)):
+        geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+        image = (np.arange(prod(case.image_shape)) % 97).reshape(case.image_shape).astype(dtype)
+        whole = np.zeros((1, *(axis.padded_size for axis in geometry.axes)), dtype)
+        steps = zip(whole.strides[1:], geometry.axes, strict=True)
+        taps, blocks = zip(*((step * axis.dilation, step * axis.stride) for step, axis in steps), strict=True)
+        shape = (1, *case.kernel_size, *case.num_blocks)
         view = np.lib.stride_tricks.as_strided(whole, shape, (whole.strides[0], *taps, *blocks))
-        most = 3 * least_time_of(lambda view=view, image=image: (view.copy(), image.copy())) + 0.05
-        options = {"strides": strides, "dilations": dilations, "pads_begin": begin, "pads_end": end}
-        columns = gpufold.im2col(image, kernel, **options)
-        assert least_time_of(lambda: gpufold.im2col(image, kernel, **options)) < most, axes  # noqa: B023
-        assert least_time_of(lambda: gpufold.col2im(columns, size, kernel, **options)) < most, axes  # noqa: B023
-
-
-def random_axis(rng):
-    """Draw an axis whose taps and blocks may be one or thousands, side by side or apart."""
-    kernel, blocks = (rng.choice((1, 2, 3, rng.randint(1, 40), rng.randint(1, 3000))) for _ in range(2))
-    stride, dilation = rng.choice((1, 1, 2, kernel, rng.randint(1, 50))), rng.choice((1, 1, 2, rng.randint(1, 50)))
-    begin, end, rest = (rng.choice((0, 0, 1, rng.randint(0, 30))) for _ in range(3))
-    covered = (blocks - 1) * stride + (kernel - 1) * dilation + 1
-    return Axis(max(1, covered + rest % stride - begin - end), kernel, stride, dilation, begin, max(0, end))
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_array_operations_are_no_more_than_the_shorter_side_of_the_columns(seed):
-    rng = random.Random(seed)
-    axes = tuple(random_axis(rng) for _ in range(rng.choice((1, 1, 2, 3))))
-    shorter = prod(min(axis.kernel, axis.blocks) for axis in axes)
-    taps = prod(axis.kernel for axis in axes)
-    assert plan_of(axes).operations <= 2 ** len(axes) * (shorter if taps >= 256 else taps)
-    if shorter < 3000:
-        assert sum(len(piece.pairs) for piece in cell_way(axes).pieces) <= plan_of(axes).operations
+        columns = gpufold.im2col(image, case.kernel_size, **case.arguments)
+        calls = [
+            lambda view=view, image=image: (view.copy(), image.copy()),
+            partial(unfold, case, image),
+            partial(fold, case, columns),
+        ]
+        copies, *times = map(least_time_of, calls)
+        assert max(times) < 3 * copies + 0.05, case
+        if problems and dtype != "float16":  # in which a pixel under 100,000 taps is infinite
+            assert (fold(case, columns) == image * fold(case, unfold(case, np.ones_like(image)))).all()
+            calls.append(partial(fold, case, columns.real.astype("f4"), reduction="mean"))
+            assert max(map(kept_by, calls[1:])) <= keeping.KEPT_BYTES + 1_000_000
 
 
 def test_what_is_kept_of_all_sizes_is_bounded():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -212,6 +214,34 @@ def test_type_checkers_know_every_submodule():
     assert [alias.asname for node in block.body for alias in node.names] == sorted(SUBMODULES)
 
 
+BLOCKED = """
+import importlib.util, sys
+missing, find_spec = {packages!r}, importlib.util.find_spec
+sys.modules |= dict.fromkeys(missing)
+importlib.util.find_spec = lambda name, package=None: None if name in missing else find_spec(name, package)
+"""
+
+
+@pytest.mark.all
+def test_with_numpy_and_pytest_alone_the_tests_that_need_more_are_left_out(tmp_path):
+    needs = runpy.run_path(str(ROOT / "conftest.py"))["NEEDS"]
+    packages = sorted({package for needed in needs.values() for package in needed})
+    (tmp_path / "unimportable.py").write_text(BLOCKED.format(packages=packages))
+    path = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "unimportable", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert not [pattern for pattern in needs if pattern.partition("*")[0] in done.stdout]
+    for module in ("tests/test_errors.py", "tests/test_kernels.py", "gpufold/onnx.py", "gpufold/sliding.py"):
+        assert f"{module}::" in done.stdout
+
+
 # ---------------------------------------------------------------------------------------------
 # Releases, and the version as others cite and pack it
 
@@ -318,3 +348,13 @@ def test_the_recipe_for_conda_forge_needs_what_pyproject_needs():
     assert needs["run_constraints"] == sorted(constraints)
     assert recipe["about"]["license"] == PROJECT["license"]
     assert PROJECT["description"].startswith(recipe["about"]["summary"])
+
+
+def test_nothing_has_a_name_of_its_own_in_a_folder_that_others_share():
+    """What is temporary gets a folder or a file that `tempfile` or pytest makes, under a name that nobody knows."""
+    files = [ROOT / "conftest.py", ROOT / "Makefile", ROOT / ".ci" / "run", *(ROOT / ".github").rglob("*.yml")]
+    for folder in ("gpufold", "tests", "bench", "docs"):
+        files += (ROOT / folder).rglob("*.py")
+    files.remove(Path(__file__))
+    words = ("gettempdir", "tempfile.mktemp", "/tmp", "/dev/shm")
+    assert [(str(file), word) for file in files for word in words if word in file.read_text(encoding="utf-8")] == []

@@ -27,8 +27,8 @@ CASE = Case("large", (120, 130), (3, 3), 1, 1, 1, 1, batch=2, channels=9)
 COLUMNS = values(CASE.columns_shape, np.float32)
 
 
-def fold():
-    return gpufold.col2im(COLUMNS, CASE.output_size, CASE.kernel_size, **CASE.arguments)
+def fold(columns=COLUMNS):
+    return gpufold.col2im(columns, CASE.output_size, CASE.kernel_size, **CASE.arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -59,34 +59,15 @@ def test_another_thread_may_set_the_number_while_it_is_asked_for(moment):
     assert count == (3 if moment else 4)
 
 
-def answer(setting, statement="import gpufold; print(gpufold.get_num_threads())"):
-    """What a fresh process prints that one core is left to, with a setting of OMP_NUM_THREADS."""
-    run = subprocess.run(
-        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); {statement}"],
-        capture_output=True, text=True, timeout=120, check=True, env=os.environ | {"OMP_NUM_THREADS": setting},
-    )  # fmt: skip
-    return run.stdout.split()
-
-
 MOST = max(64, os.cpu_count())
+SETTINGS = {"": 1, "5": 5, " 3,2 ": 3, "007": 7, "0": 1, "many": 1, "20000": MOST, "9" * 20: MOST, "9" * 5000: MOST}
 
 
-@pytest.mark.parametrize(
-    ("setting", "want"),
-    [
-        ("", 1),
-        ("5", 5),
-        (" 3,2 ", 3),
-        ("0", 1),
-        ("many", 1),
-        ("20000", MOST),
-        ("9" * 20, MOST),
-        ("9" * 5000, MOST),
-        ("007", 7),
-    ],
-)
-def test_the_environment_counts_before_the_affinity_mask_and_that_before_the_cores(setting, want):
-    assert answer(setting) == [str(want)]
+@pytest.mark.parametrize(("setting", "want"), SETTINGS.items())
+def test_the_environment_counts_before_the_affinity_mask_and_that_before_the_cores(setting, want, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    assert gpufold.get_num_threads() == want
 
 
 GROUPS = {
@@ -115,9 +96,8 @@ def written(path, text):
     path.write_bytes((text if isinstance(text, bytes) else text.encode()) + b"\n")
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_control_groups_limit_the_number(name, tmp_path, monkeypatch):
-    own, files, want = GROUPS[name]
+@pytest.mark.parametrize(("own", "files", "want"), GROUPS.values(), ids=GROUPS)
+def test_control_groups_limit_the_number(own, files, want, tmp_path, monkeypatch):
     written(tmp_path / "own", own)
     for path, text in files.items():
         written(tmp_path / path, text)
@@ -138,22 +118,12 @@ CACHES = {
 }
 
 
-@pytest.mark.parametrize("name", CACHES)
-def test_the_cache_of_a_core_is_what_linux_says(name, tmp_path):
-    files, want = CACHES[name]
+@pytest.mark.parametrize(("files", "want"), CACHES.values(), ids=CACHES)
+def test_the_cache_of_a_core_is_what_linux_says(files, want, tmp_path):
     for index, texts in files.items():
         for file, text in zip(("level", "size"), texts, strict=True):
             written(tmp_path / index / file, text)
     assert cores.cache_bytes(str(tmp_path)) == want
-
-
-def counted(monkeypatch):
-    """Have every call on the CPU note how many threads it may use."""
-    from gpufold.torch import executing
-
-    seen, run = [], executing.run
-    monkeypatch.setattr(executing, "run", lambda *given: seen.append(gpufold.get_num_threads()) or run(*given))
-    return seen
 
 
 @pytest.mark.peer("torch")
@@ -161,8 +131,10 @@ def test_on_tensors_torchs_number_counts(monkeypatch):
     import torch
 
     import gpufold.torch
+    from gpufold.torch import executing
 
-    seen, before = counted(monkeypatch), torch.get_num_threads()
+    seen, run, before = [], executing.run, torch.get_num_threads()
+    monkeypatch.setattr(executing, "run", lambda *given: seen.append(gpufold.get_num_threads()) or run(*given))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     columns = torch.ones(1, 4, 9, requires_grad=True)
     try:
@@ -209,29 +181,23 @@ def test_a_worker_of_a_data_loader_uses_one():
     assert run.stdout == "[1, 1] [1, 1] 7\n", run.stderr
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_no_more_threads_run_than_allowed(count):
-    gpufold.set_num_threads(count)
-    seen, lock = set(), threading.Lock()
+def numbers(count):
+    return [(number,) for number in range(count)]
+
+
+@pytest.mark.parametrize(("allowed", "worth"), [(1, 99), (2, 99), (5, 99), (5, 2)])
+def test_as_many_threads_run_as_are_allowed_and_the_work_is_worth(allowed, worth):
+    gpufold.set_num_threads(allowed)
+    count, seen = min(allowed, worth), set()
     together = threading.Barrier(count)
 
     def work(number):
-        with lock:
-            seen.add(threading.get_ident())
+        seen.add(threading.get_ident())
         if number < count:  # so many items can only pass together, each on a thread of its own
             together.wait(timeout=30)
 
-    threads.for_each(work, [(number,) for number in range(20)])
+    threads.for_each(work, numbers(20), worth)
     assert len(seen) == count
-
-
-def test_no_more_threads_run_than_the_work_is_worth():
-    gpufold.set_num_threads(5)
-    seen = set()
-    threads.for_each(
-        lambda _: time.sleep(0.001) or seen.add(threading.get_ident()), [(number,) for number in range(20)], 2
-    )
-    assert len(seen) <= 2
 
 
 def test_calls_inside_other_pools_finish_and_agree():
@@ -281,7 +247,7 @@ def test_calls_that_no_helper_is_free_for_leave_few_requests():
         met.wait(timeout=30)
         free.wait(timeout=30)
 
-    holder = threading.Thread(target=lambda: threads.for_each(hold, [(number,) for number in range(3)]))
+    holder = threading.Thread(target=threads.for_each, args=(hold, numbers(3)))
     holder.start()
     while met.n_waiting or len(serving()) < 2:
         time.sleep(0.001)
@@ -304,7 +270,7 @@ def test_an_error_in_one_item_stops_the_others_and_is_raised():
         done.append(number)
 
     with pytest.raises(ZeroDivisionError, match="item 4"):
-        threads.for_each(work, [(number,) for number in range(200)])
+        threads.for_each(work, numbers(200))
     finished = len(done)
     assert finished < 100, "items were begun after the error"
     time.sleep(0.05)
@@ -312,18 +278,19 @@ def test_an_error_in_one_item_stops_the_others_and_is_raised():
     assert_same_bits(fold(), fold())
 
 
-def test_an_error_on_a_helper_reaches_the_caller():
+def test_helpers_have_the_callers_error_state_and_it_has_their_errors():
     gpufold.set_num_threads(2)
-    caller = threading.get_ident()
-    met = threading.Barrier(2)
+    caller, met, states = threading.get_ident(), threading.Barrier(2), []
 
     def work(number):
         met.wait(timeout=30)
+        states.append(np.geterr()["over"])
         if threading.get_ident() != caller:
             raise KeyError("from a helper")
 
-    with pytest.raises(KeyError, match="from a helper"):
-        threads.for_each(work, [(0,), (1,)])
+    with np.errstate(over="call"), pytest.raises(KeyError, match="from a helper"):
+        threads.for_each(work, numbers(2))
+    assert states == ["call", "call"]
 
 
 def test_a_call_waits_for_the_helpers_that_started_where_no_more_can(monkeypatch):
@@ -347,50 +314,28 @@ def test_a_call_waits_for_the_helpers_that_started_where_no_more_can(monkeypatch
         done.append(number)
 
     monkeypatch.setattr(threads, "start_new_thread", limited)
-    threads.for_each(work, [(0,), (1,), (2,)])
+    threads.for_each(work, numbers(3))
     assert started
     assert sorted(done) == [0, 1, 2], "an item was unfinished as the call returned"
-
-
-def test_numpys_error_state_reaches_the_helpers():
-    gpufold.set_num_threads(2)
-    met = threading.Barrier(2)
-    states = []
-
-    def work(number):
-        met.wait(timeout=30)
-        states.append(np.geterr()["over"])
-
-    with np.errstate(over="call"):
-        threads.for_each(work, [(0,), (1,)])
-    assert states == ["call", "call"]
 
 
 def under(set_mode, default):
     """What a call makes of sums of denormals and of sums that are rounded, in a mode that only this thread has."""
     gpufold.set_num_threads(3)
-    tiny = (values(CASE.columns_shape, np.float32) * np.float32(1e-39)).astype(np.float32)
-    want = []
-    for data in (tiny, COLUMNS):  # helpers start in the usual mode
-        want.append(gpufold.col2im(data, CASE.output_size, CASE.kernel_size, **CASE.arguments))
-    got = {}
+    tiny = COLUMNS * np.float32(1e-39)
+    want = [fold(tiny), fold(COLUMNS)]  # helpers start in the usual mode
     set_mode()
     try:
-        for count in (3, 1):
-            if count == 1:
-                gpufold.set_num_threads(1)  # before, those help that have started
-            got[count] = [
-                [gpufold.col2im(data, CASE.output_size, CASE.kernel_size, **CASE.arguments) for data in (tiny, COLUMNS)]
-                for _ in range(8)
-            ]
+        got = [[fold(tiny), fold(COLUMNS)] for _ in range(8)]  # those help that have started
+        gpufold.set_num_threads(1)
+        alone = [fold(tiny), fold(COLUMNS)]
     finally:
         default()
-    flat = [array for each in got.values() for pair in each for array in pair]
-    for number, array in enumerate(flat):
-        assert array.tobytes() == flat[number % 2].tobytes()
-    assert any(array.tobytes() != usual.tobytes() for array, usual in zip(flat, want, strict=False)), "no mode was set"
+    assert [each.tobytes() for each in alone] != [each.tobytes() for each in want], "no mode was set"
+    for pair in got:
+        assert [each.tobytes() for each in pair] == [each.tobytes() for each in alone]
     gpufold.set_num_threads(3)
-    assert_same_bits(gpufold.col2im(tiny, CASE.output_size, CASE.kernel_size, **CASE.arguments), want[0])
+    assert_same_bits(fold(tiny), want[0])
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="numbers of rounding modes are not known")
@@ -411,7 +356,7 @@ def test_a_call_works_alone_where_no_mode_can_be_passed_on(monkeypatch):
     want, seen = fold(), set()
     monkeypatch.setattr(threads, "_c", None)
     gpufold.set_num_threads(3)
-    threads.for_each(lambda number: seen.add(threading.get_ident()), [(number,) for number in range(50)])
+    threads.for_each(lambda number: seen.add(threading.get_ident()), numbers(50))
     assert seen == {threading.get_ident()}
     assert_same_bits(fold(), want)
 
@@ -433,17 +378,12 @@ def test_after_an_interrupt_nothing_is_written_and_later_calls_are_right(seconds
     assert seen == {"written_after": 0, "wrong": 0, "hung": 0}, f"seed {seed}"
 
 
-def _fold_in_child(queue):
-    queue.put(fold().tobytes())
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_forked_child_works_and_agrees():
     gpufold.set_num_threads(2)
-    want = fold().tobytes()
-    context = multiprocessing.get_context("fork")
+    want, context = fold().tobytes(), multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_fold_in_child, args=(queue,))
+    child = context.Process(target=lambda: queue.put(fold().tobytes()))
     child.start()
     assert queue.get(timeout=60) == want
     child.join(timeout=60)
