@@ -18,7 +18,6 @@ NEEDS = {
     "tests/test_jax*.py": ("jax", "ml_dtypes"),
     "tests/test_launch.py": ("ml_dtypes",),
     "tests/test_onnx.py": ("onnx", "ml_dtypes"),
-    "tests/test_peers.py": ("onnx", "ml_dtypes"),
     "tests/test_ptx.py": ("ml_dtypes",),
     "tests/test_readme.py": ("rich",),
     "tests/test_sources.py": ("ml_dtypes",),

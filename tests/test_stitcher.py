@@ -9,6 +9,7 @@ import random
 import threading
 import tracemalloc
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
@@ -85,10 +86,9 @@ def problem(seed, ascending=False):
     return Problem(rng, (*lead, *size), block, window, REDUCTIONS[seed % 3], batches)
 
 
-@pytest.mark.parametrize("first", [0, 50])
-def test_batches_never_show(first):
+def test_batches_never_show():
     """Tiles of one shape and window may come together or one by one."""
-    for seed in range(first, first + 50):
+    for seed in range(100):
         rng, shape, block, window, reduction, batches = problem(seed)
         want = whole(shape, len(block), batches, window, reduction)
         stitcher = gpufold.Stitcher(shape, block, window=window, reduction=reduction)
@@ -101,33 +101,26 @@ def test_batches_never_show(first):
 
 
 @pytest.mark.parametrize("endless", [False, True])
-@pytest.mark.parametrize("first", [0, 50])
-def test_slabs_are_the_whole(first, endless):
+def test_slabs_are_the_whole(endless):
     """They are all that is finished, and end where the array does or, without an end, where the last tile does."""
-    for seed in range(first, first + 50):
+    for seed in range(100):
         rng, shape, block, window, reduction, batches = problem(seed, ascending=True)
         lead = len(shape) - len(block)
         if seed % 5 == 0 and not endless:
             together = np.concatenate([batch.positions for batch in batches])
             together[0, 0], together[-1, 0] = -(2**63), 2**63 - 1
             ends = np.cumsum([len(batch.positions) for batch in batches])[:-1]
-            batches = [
-                batch._replace(positions=each) for batch, each in zip(batches, np.split(together, ends), strict=True)
-            ]
+            parts = np.split(together, ends)
+            batches = [batch._replace(positions=part) for batch, part in zip(batches, parts, strict=True)]
         end = shape[lead]
         if endless:
-            reached = [
-                batch.positions[:, 0].max() + batch.blocks.shape[1 + lead] for batch in batches if len(batch.positions)
-            ]
-            end = max(0, *reached, 0)
+            last_rows = [batch.positions[-1:, 0] + batch.blocks.shape[1 + lead] for batch in batches]
+            end = max(0, *np.concatenate(last_rows))
         whole_shape = (*shape[:lead], end, *shape[lead + 1 :])
         want = whole(whole_shape, len(block), batches, window, reduction)
         given = (*shape[:lead], None if endless else end, *shape[lead + 1 :])
-        stitcher, slabs, row = (
-            gpufold.Stitcher(given, block, window=window, reduction=reduction, slabs=not endless),
-            [],
-            0,
-        )
+        stitcher = gpufold.Stitcher(given, block, window=window, reduction=reduction, slabs=not endless)
+        slabs, row = [], 0
         last = -(2**63)
         for blocks, positions, own in batches:
             stitcher.add(blocks, positions, window=own)
@@ -300,30 +293,27 @@ def test_a_stitcher_that_cannot_be_is_refused(error, match, arguments, options):
 # One caller at a time, all of a batch or nothing
 
 
+def added_by_four(stitcher, slabs):
+    """Add tiles in four threads at once, each of which asks for what there is after every one; raise their errors."""
+    ready = threading.Barrier(4)
+
+    def work(first):
+        ready.wait()
+        for row in range(first, 64, 16) if not slabs else [0] * 4:
+            stitcher.add(np.full((1, 4, 8), row + 1.0), [(row, 0)])
+            _ = stitcher.finished() if slabs else stitcher.result()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(0, 16, 4)))
+    return stitcher.result()
+
+
 @pytest.mark.parametrize("slabs", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_tiles_that_threads_add_are_all_there(reduction, slabs):
     """None is lost, whichever comes first, nor a row given twice."""
     for round in range(20):
-        stitcher = gpufold.Stitcher((64, 8), (4, 8), reduction=reduction, slabs=slabs)
-        ready, parts, errors = threading.Barrier(4), [], []
-
-        def work(first, stitcher=stitcher, ready=ready, parts=parts, errors=errors):
-            ready.wait()
-            for row in range(first, 64, 16) if not slabs else [0] * 4:
-                try:
-                    stitcher.add(np.full((1, 4, 8), row + 1.0), [(row, 0)])
-                    parts.append(stitcher.finished() if slabs else stitcher.result())
-                except Exception as error:
-                    errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(4 * number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        result = stitcher.result()
+        result = added_by_four(gpufold.Stitcher((64, 8), (4, 8), reduction=reduction, slabs=slabs), slabs)
         if slabs:
             assert (result[1][:4] == (16 if reduction == "sum" else 1)).all(), round
         else:

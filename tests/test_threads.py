@@ -195,6 +195,7 @@ def test_as_many_threads_run_as_are_allowed_and_the_work_is_worth(allowed, worth
         seen.add(threading.get_ident())
         if number < count:  # so many items can only pass together, each on a thread of its own
             together.wait(timeout=30)
+        time.sleep(0.001)  # others would take the next items
 
     threads.for_each(work, numbers(20), worth)
     assert len(seen) == count

@@ -61,7 +61,7 @@ def test_tiles_may_become_larger_or_smaller(last):
         gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), strides=9)
 
 
-def test_slabs_are_finished_and_written_as_they_are_ready(tmp_path):
+def test_slabs_are_finished_as_they_are_ready():
     rows = []
 
     def labels(slab):
@@ -72,14 +72,6 @@ def test_slabs_are_finished_and_written_as_they_are_ready(tmp_path):
     np.testing.assert_array_equal(got, IMAGE.argmax(0))
     assert len(rows) > 3
     assert sum(rows) == 50
-    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, IMAGE.shape)
-    assert gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out) is out
-    np.testing.assert_allclose(out, IMAGE, rtol=1e-6)
-    del out
-    zarr = pytest.importorskip("zarr")
-    out = zarr.create_array(str(tmp_path / "out.zarr"), shape=IMAGE.shape, chunks=(1, 16, 70), dtype="f4")
-    gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out)
-    np.testing.assert_allclose(out[...], IMAGE, rtol=1e-6)
 
 
 @pytest.mark.peer("torch")
@@ -91,9 +83,6 @@ def test_tensors_are_mapped_with_gradients():
     torch.testing.assert_close(got, 2 * image)
     got.sum().backward()
     torch.testing.assert_close(image.grad, torch.full_like(image, 2))
-    into = np.zeros(IMAGE.shape, np.float32)
-    gpufold.map_tiles(lambda tiles: tiles, image.detach(), (16, 16), strides=12, out=into)
-    np.testing.assert_allclose(into, IMAGE, rtol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -116,7 +105,7 @@ def on_disk(array, path):
     ],
 )
 def test_arrays_of_every_kind_give_the_same(kind, mode, last, tmp_path):
-    """Arrays that are only sliced too."""
+    """Arrays that are only sliced too; and all may be written into one of NumPy's."""
 
     def mixed(tiles):  # what elements of a tile say depends on others, and on what lies outside
         return tiles + 2 * tiles[..., ::-1]
@@ -129,18 +118,9 @@ def test_arrays_of_every_kind_give_the_same(kind, mode, last, tmp_path):
         got = gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, batch=5)
         np.testing.assert_array_equal(np.asarray(got), want)
         assert type(got) is (np.ndarray if kind in ("dask", "zarr") else type(array))
-
-
-@pytest.mark.peer("jax")
-def test_slabs_of_jax_are_written_into_numpys():
-    import jax.numpy as jnp
-
-    out = np.zeros((50, 70), np.int32)
-    assert (
-        gpufold.map_tiles(lambda x: x, jnp.asarray(IMAGE), (16, 16), strides=12, finish=lambda x: x.argmax(0), out=out)
-        is out
-    )
-    np.testing.assert_array_equal(out, IMAGE.argmax(0))
+    out = np.zeros_like(want)
+    assert gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, out=out) is out
+    np.testing.assert_array_equal(out, want)
 
 
 def test_channels_that_come_last_are_an_axis_of_the_tile():
