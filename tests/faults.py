@@ -137,7 +137,7 @@ FAULTS = (
           "of_torch(call, data) if recorded and not transformed else None",
           "of_torch(call, data) if recorded else None", SMALL + "transforms_are_computed_here[vmap]"),
     Fault("small sums that torch computes unseen by a profiler", "gpufold/torch/executing.py",
-          "        with watched(call):\n            return guards.of_torch(data)\n",
+          "        if not _profiler_enabled():\n            return guards.of_torch(data)\n",
           "        return guards.of_torch(data)\n", SMALL + "the_profiler_names_a_call_that_torch_computes"),
     Fault("gradients that the transforms around them do not see", "gpufold/torch/rules.py",
           "with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatch", "with _C._AutoDispatch",

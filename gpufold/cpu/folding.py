@@ -70,6 +70,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
     way, limit, steps = fold_way(columns, image, axes, treatment.move)
+    if treatment.move:
+        return tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps, treatment, way)
     more = 0 if treatment.reduction == "sum" else tiles.TILE_STEPS
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
         tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps + more, treatment, way)

@@ -43,11 +43,12 @@ def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     order = _axis_by_axis(len(axes))
     columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
     for place, indices in _chunks(columns, image.shape, axes, 1 + by_part):
-        some = columns[place]
-        terms: Array = np.empty(some.shape, image.dtype)
-        multiply(some, None if weights is None else weights[place], terms)
+        terms = columns[place]
+        if weights is not None or terms.dtype != image.dtype:
+            some, terms = terms, np.empty(terms.shape, image.dtype)
+            multiply(some, None if weights is None else weights[place], terms)
         flat = terms.reshape(-1)
-        np.add.at(parts, indices, flat.view(parts.dtype) if by_part else flat)
+        np.add.at(parts, indices, np.ascontiguousarray(flat).view(parts.dtype) if by_part else flat)
     image[...] = pixels[:-1].reshape(image.shape)
 
 

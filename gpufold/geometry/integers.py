@@ -36,13 +36,13 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     """
     if type(value) is int:
         return value
-    if type(value) is tuple:
+    if type(value) is tuple or type(value) is list:
         for item in value:  # a loop, which starts faster than a generator or a list
             if type(item) is not int:
                 break
         else:
             if len(value) <= MOST_AXES:
-                return value
+                return value if type(value) is tuple else tuple(value)
     try:
         if has_own_arithmetic(value) or getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
             raise TypeError("units would be lost")  # times list as integers

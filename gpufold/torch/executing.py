@@ -6,7 +6,6 @@ Gradients are elsewhere: what asks for them is handed to what differentiates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_char
 from dataclasses import replace
 from functools import cache, partial
@@ -87,7 +86,9 @@ def compute(
         own = of_torch(call, data) if recorded and not transformed else None
         guards = seen.see(given, (data, positions, out, *axes), recorded, own)
     if guards.of_torch is not None:
-        with watched(call):
+        if not _profiler_enabled():
+            return guards.of_torch(data)
+        with record_function(f"gpufold::{call.operation}"):
             return guards.of_torch(data)
     if guards.recorded:
         return differentiate(call, data, axes, positions, out)
@@ -197,15 +198,6 @@ def execute(
     return result
 
 
-UNWATCHED = nullcontext()
-"""What is entered where no profiler looks on."""
-
-
-def watched(call: Call) -> AbstractContextManager[Any]:
-    """Return what to enter for a profiler to name a call."""
-    return record_function(f"gpufold::{call.operation}") if _profiler_enabled() else UNWATCHED
-
-
 SMALL = 1 << 16
 """The most elements of columns for which torch's own functions are faster where a gradient is recorded."""
 
@@ -239,19 +231,34 @@ def execute_into(
     guards: Guards | None = None,
 ) -> None:
     """Compute a call into tensors that were checked, as `execute` does."""
-    with watched(call):
-        if is_on_gpu(data):
-            _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
-            return
+    execute_here = _execute_on_gpu if is_on_gpu(data) else _execute_on_cpu
+    if not _profiler_enabled():
+        return execute_here(call, data, result, weights, positions, weight_out, guards)
+    with record_function(f"gpufold::{call.operation}"):
+        execute_here(call, data, result, weights, positions, weight_out, guards)
+
+
+def _execute_on_cpu(
+    call: Call,
+    data: Tensor,
+    result: Tensor,
+    weights: tuple[Tensor, ...],
+    positions: Tensor | None,
+    weight_out: Tensor | None,
+    _: Guards | None,
+) -> None:
+    """Compute by the NumPy path, with as many threads as torch has."""
+    if call.variant != "auto":
         check_variant(call, True, "tensor on the CPU", "{}.cuda()")
-        window = tuple(map(as_numpy, weights)) or None
-        places, sums = [None if each is None else as_numpy(each) for each in (positions, weight_out)]
-        before = threads.allowed.get()
-        try:
-            threads.allowed.set(torch.get_num_threads())
-            run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
-        finally:
-            threads.allowed.set(before)  # no token, which an interrupt before its assignment would lose
+    window = tuple(map(as_numpy, weights)) or None
+    places = None if positions is None else as_numpy(positions)
+    sums = None if weight_out is None else as_numpy(weight_out)
+    before = threads.allowed.get()
+    try:
+        threads.allowed.set(torch.get_num_threads())
+        run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
+    finally:
+        threads.allowed.set(before)  # no token, which an interrupt before its assignment would lose
 
 
 def as_numpy(tensor: Tensor) -> Any:
