@@ -271,7 +271,7 @@ class Drawn:
         return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.arguments.items())})"
 
 
-def begins_well(name, message, arguments):
+def begins_well(name, message):
     """Return whether a message begins with a function's name, `name: ` or, in Python's own words, `name() `."""
     *_, last = name.split(".")
     known = {"add": ["Stitcher.add"]}.get(last, [last, f"{last}.__init__"])
@@ -327,7 +327,7 @@ def what_is_wrong(call, names, stitcher):
                 pass
     except (TypeError, ValueError, MemoryError) as error:
         message = str(error)
-        if not begins_well(call.name, message, arguments):
+        if not begins_well(call.name, message):
             return f"raises {type(error).__name__} that does not begin with the function: {message[:300]}"
         if len(message) > 4000:
             return f"raises {type(error).__name__} of {len(message)} characters"
