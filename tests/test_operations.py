@@ -115,17 +115,6 @@ def test_sums_beyond_the_range_are_silent(recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("case", [*CASES[:8], *LARGE_CASES[:3]], ids=str)
-def test_nothing_is_written_between_the_elements_of_out(case):
-    columns = values(case.columns_shape, np.float32)
-    want = fold(case, columns)
-    wide = garbage((*want.shape[:-1], 2 * want.shape[-1]), want.dtype)
-    out = wide[..., ::2]
-    assert fold(case, columns, out=out) is out
-    assert_same_bits(out, want, case)
-    assert (wide[..., 1::2].view(np.uint32) == 0xA5A5A5A5).all()
-
-
 def test_results_own_just_their_memory():
     columns = np.ones((1, 64 * 9, 1024), np.float32)
     assert gpufold.col2im(columns, (34, 34), (3, 3)).base is None
