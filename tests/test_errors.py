@@ -431,11 +431,7 @@ BAD_CALLS = [
     ),
     (grid(size=(10**400,), block_shape=1, strides=10**399, last="even"), ValueError, ["must fit into 64 bits"]),
     *(
-        (
-            grid(size=(7, 5), block_shape=6, last=last),
-            ValueError,
-            ["got block_shape 6 on spatial axis 1, where size is 5"],
-        )
+        (grid(size=(7, 5), block_shape=6, last=last), ValueError, ["6 on spatial axis 1, where size is 5"])
         for last in ("shift", "even", "drop")
     ),
     # --- tiles that are mapped
