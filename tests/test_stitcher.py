@@ -189,15 +189,11 @@ TOO_WIDE = r"with lead \(3,\) and tiles of \(4, 5\) or less, got .*4, 6\)"
         (ValueError, TOO_WIDE, np.ones((2, 3, 4, 6)), TWICE, {}),
         (ValueError, r"blocks must be .* got shape \(2, 2, 4, 5\)", TILES[:, :2], TWICE, {}),
         (ValueError, r"positions must be .* = \(2, 2\) .* got shape \(1, 2\)", TILES, [(0, 0)], {}),
-        (ValueError, r"positions must be .* got shape \(2, 3\)", TILES, np.zeros((2, 3), int), {}),
         (TypeError, "positions must be integers", TILES, [(0.5, 0), (1, 1)], {}),
-        (TypeError, "positions must be integers", TILES, np.zeros((2, 2)), {}),
         (ValueError, "positions must be .* got shape", TILES, [0, 1], {}),
-        (TypeError, "positions must be a sequence of integers, one position per block, got 2$", TILES, 2, {}),
         (ValueError, "must come in ascending order .* got 2 after 3", TILES, [(3, 0), (2, 0)], {}),
         (TypeError, "window must hold real numbers", TILES, TWICE, {"window": np.ones((4, 5), complex)}),
         (ValueError, r"window must have the shape \(4, 5\)", TILES, TWICE, {"window": np.ones((5, 4))}),
-        (TypeError, r"window\[1\] must be an array, got str", TILES, TWICE, {"window": (np.ones(4), "hanni")}),
     ],
 )
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -276,7 +272,6 @@ def test_there_are_slabs_only_where_they_are_wanted():
         (ValueError, r"got None for axes \[0, 1\]", ((None, None), 4), {}),
         (ValueError, "reduction must be one of sum, mean, least_squares, got 'men'", ((9,), 4), {"reduction": "men"}),
         (ValueError, r"window must have the shape \(4, 5\)", ((8, 9), (4, 5)), {"window": np.ones((5, 4))}),
-        (ValueError, r"window\[1\] must have the shape \(5,\)", ((8, 9), (4, 5)), {"window": (np.ones(4), np.ones(4))}),
         (ValueError, "window must be .* one array per axis, 2 in", ((8, 9), (4, 5)), {"window": [np.ones(4)]}),
         (TypeError, r"window must be an .*; convert it with numpy.asarray\(", ((9,), 4), {"window": [[1, 2, 3, 4]]}),
         (TypeError, "window must be a numpy.ndarray .* without a mask", ((8,), 4), {"window": np.ma.ones(4)}),
@@ -320,26 +315,27 @@ def test_tiles_that_threads_add_are_all_there(reduction, slabs):
             assert_same_bits(result, np.repeat(np.arange(0.0, 64, 4) + 1, 4)[:, None] * np.ones(8))
 
 
-@pytest.mark.parametrize("method", ["add", "result", "finished", "progress", "pickled"])
+METHODS = {
+    "add": lambda stitcher: stitcher.add(np.ones((1, 4, 4)), [(0, 0)]),
+    "result": lambda stitcher: stitcher.result(),
+    "finished": lambda stitcher: stitcher.finished(),
+    "progress": lambda stitcher: stitcher.progress,
+    "__getstate__": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_nothing(method, monkeypatch):
     """A signal's handler, say: it must not wait for what it interrupts."""
     tile, seen = np.ones((1, 4, 4)), []
     stitcher = gpufold.Stitcher((8, 8), 4, slabs=True)
     stitcher.add(tile, [(0, 0)])
-    calls = {
-        "add": lambda: stitcher.add(tile, [(0, 0)]),
-        "result": stitcher.result,
-        "finished": stitcher.finished,
-        "progress": lambda: stitcher.progress,
-        "pickled": lambda: pickle.dumps(stitcher),
-    }
     add = ArrayBackend.add
 
     def interrupted(*given):
         add(*given)
-        name = "__getstate__" if method == "pickled" else method
-        with pytest.raises(RuntimeError, match=rf"^Stitcher.{name}: another call of this stitcher is still running"):
-            calls[method]()
+        with pytest.raises(RuntimeError, match=rf"^Stitcher.{method}: another call of this stitcher is still running"):
+            METHODS[method](stitcher)
         seen.append(method)
 
     monkeypatch.setattr(ArrayBackend, "add", interrupted)
@@ -375,15 +371,9 @@ def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(numbe
     stitcher.add(np.ones((1, 4, 4)), [(0, 0)])
     whole = copy.deepcopy(stitcher)
     interrupt()
-    for call in (
-        lambda: stitcher.add(np.ones((1, 4, 4)), [(0, 0)]),
-        stitcher.result,
-        stitcher.finished,
-        lambda: stitcher.progress,
-        lambda: pickle.dumps(stitcher),
-    ):
-        with pytest.raises(RuntimeError, match=r"^Stitcher.*: an addition was interrupted, so some"):
-            call()
+    for method, call in METHODS.items():
+        with pytest.raises(RuntimeError, match=rf"^Stitcher.{method}: an addition was interrupted, so some"):
+            call(stitcher)
     assert whole.result()[1].sum() == 16
 
 
