@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,29 +37,6 @@ INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses of a run that was stopped by its user, and by SIGTERM."""
 
 
-def _number(kind: Callable[[str], float], least: float, excluded: bool = False) -> Callable[[str], float]:
-    """Return what turns a word into a number that is not too small, or raises."""
-
-    def number(word: str) -> float:
-        value = kind(word)
-        if not (value > least if excluded else value >= least):
-            raise argparse.ArgumentTypeError(f"must be {'more than' if excluded else 'at least'} {least}, got {word}")
-        return value
-
-    number.__name__ = kind.__name__  # argparse says "invalid int value"
-    return number
-
-
-_COUNT, _SECONDS = _number(int, 1), _number(float, 0, excluded=True)
-
-
-def _dtype(word: str) -> str:
-    """Return the name of a dtype that there are kernels for, or raise."""
-    if word not in ELEMENT_TYPES:
-        raise argparse.ArgumentTypeError(f"must be one of {', '.join(ELEMENT_TYPES)}, got {word}")
-    return word
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
@@ -69,9 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_names(
         parser, problem=PROBLEM, variant="GPU kernel variants, else all", peer=f"measured on request: {ON_REQUEST}"
     )
-    parser.add_argument(
-        "--dtype", type=_dtype, metavar="NAME", help="run every problem in this dtype in place of its own"
-    )
+    in_place = "run every problem in this dtype in place of its own"
+    parser.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help=in_place)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
@@ -79,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
     random = commands.add_parser("random", help="measure problems that are drawn, on a CPU: the distribution of ratios")
-    random.add_argument("--problems", type=_COUNT, default=200, metavar="N")
+    random.add_argument("--problems", type=int, default=200, metavar="N")
     random.add_argument("--seed", type=int, default=[0], nargs="+", help="for N problems each")
     _add_measuring(random)
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
@@ -96,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_names(host, problem=PROBLEM)
     count = commands.add_parser("count", help="count registers, instructions and sectors of the kernels, without a GPU")
     _add_names(count, problem=PROBLEM, variant="else what auto takes")
-    count.add_argument("--dtype", type=_dtype, metavar="NAME", help="else the first of each problem")
+    count.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
     count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
     chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
     chip.add_argument(
@@ -117,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
     """Add the options of how, and how long, is measured."""
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
-    parser.add_argument("--seconds", type=_SECONDS, help="measuring time of a problem in one dtype")
-    parser.add_argument("--threads", type=_COUNT, help="CPU threads of every candidate, else all cores")
+    parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
+    parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
     parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
     parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")

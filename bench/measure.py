@@ -202,7 +202,7 @@ class Task:
 
     @property
     def key(self) -> tuple[str, str]:
-        """That of its row."""
+        """The key of its row."""
         return self.problem.name, self.dtype
 
     def row(self) -> Row:

@@ -62,7 +62,7 @@ class Peer:
     dtypes: tuple[str, ...] = tuple(ELEMENT_TYPES)
     fused: tuple[bool, ...] = (False, True)
     """Whether sliding blocks may be averaged or weighed."""
-    undilated: bool = False
+    zero_dilation: bool = False
     """Whether it takes dilations of 0, as only gpufold and OpenVINO do."""
     on_request: bool = False
     """Whether it is measured only where it is named, for it takes minutes before it is timed."""
@@ -79,7 +79,7 @@ class Peer:
             and data.dtype.name in self.dtypes
             and problem.fused in self.fused
             and (not axes or len(axes) in self.axes)
-            and (self.undilated or all(axis.dilation for axis in axes))
+            and (self.zero_dilation or all(axis.dilation for axis in axes))
         )
         return self.prepare(problem, data, threads) if served else None
 
@@ -862,19 +862,21 @@ ON_GRIDS = (*SUMS, *VIEWS)
 PLAIN, AVERAGE = {"fused": (False,)}, {"fused": (True,)}
 SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_array",), **AVERAGE}
 NAIVE, BATCHED = partial(_gather, "naive_gather", np.int32, 3), partial(_gather, "batched_gather", np.int64, 2)
-OF_FLOATS = {"dtypes": FLOATS, "undilated": True}
-IN_C = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
+OF_FLOATS = {"dtypes": FLOATS, "zero_dilation": True}
+REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
-    Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), undilated=True),
+    Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
     Peer("torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _torch_run), ON_GRIDS, (1, 2), FLOATS),
     Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _gpufold_torch_run), **OF_FLOATS),
     Peer("jax", "jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
     Peer("jax, at[].add", "jax", "jax", CPU, _jax_loop, SUMS, **PLAIN),
-    Peer("gpufold.jax", "jax", "jax", CPU, _gpufold_jax, undilated=True),
+    Peer("gpufold.jax", "jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
-    Peer("openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), IN_C, undilated=True, **PLAIN),
+    Peer(
+        "openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN
+    ),
     Peer("sigpy", "sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
     Peer("unfoldNd", "unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
     Peer("numpy", "numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
