@@ -43,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
-    _add_names(
-        parser, problem=PROBLEM, variant="GPU kernel variants, else all", peer=f"measured on request: {ON_REQUEST}"
-    )
+    _add_names(parser, problem=PROBLEM, variant="GPU kernel variants, else all", peer=ON_REQUEST)
     in_place = "run every problem in this dtype in place of its own"
     parser.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help=in_place)
     length = parser.add_mutually_exclusive_group()
@@ -158,7 +156,7 @@ def _count(options: argparse.Namespace, words: list[str], console: Console) -> i
     wanted = candidates(select(options.problem, quick=False, gpu=True), options.variant, options.dtype, device)
     try:
         for each in progress(wanted, lambda each: each[0].name, len(wanted)):
-            lines.append(count(*each, device).cells())
+            lines.append(count(*each, device))
     except KeyboardInterrupt:
         say(console, "Interrupted.")
     show(console, lines)

@@ -7,7 +7,7 @@ kernel runs on this machine's CPU, on a problem shrunk together with the device.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 import gpufold
 from bench import hostcuda
-from bench.hostcuda import Figures, Work, work
+from bench.hostcuda import Work, work
 from bench.hostcuda.cubin import resident_threads
 from bench.hostcuda.machine import architecture_of
 from bench.measure import difference
@@ -90,52 +90,28 @@ HEADER = ["problem", "variant", "registers", "spilled", "warps", "KiB in flight"
 HEADER += ["instructions", "sectors loaded", "stored"]
 
 
-@dataclass(frozen=True)
-class Line:
-    """What a kernel needs on a problem, and what it did on a smaller one, where one has the same kernel."""
+def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> list[str]:
+    """Return what stands below HEADER, without what is done where no smaller problem has the same kernel.
 
-    problem: str
-    variant: str
-    figures: Figures
-    resident_threads: int
-    """Of a multiprocessor."""
-    elements: int = 0
-    """Of the larger array of what was run."""
-    instructions: int = 0
-    """Of threads."""
-    loaded: int = 0
-    """Sectors of memory that requests ask for."""
-    stored: int = 0
-    """And those that they store, atomic additions among them."""
-
-    def cells(self) -> list[str]:
-        """Return what stands below HEADER."""
-        threads, needs = self.resident_threads, (self.figures.registers, self.figures.stack_bytes)
-        in_flight = f"{self.figures.bytes_in_flight * threads / 1024:.0f}"
-        did = self.instructions, self.loaded, self.stored
-        counts = [f"{number / self.elements:.3g}" if self.elements else "" for number in did]
-        return [self.problem, self.variant, *map(str, (*needs, threads // 32)), in_flight, *counts]
-
-
-def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Line:
-    """Count what a variant needs and does; raise Unsupported where it does not serve the problem."""
+    Raise Unsupported where a variant does not serve the problem.
+    """
     plan = plan_of(problem, variant, dtype, device)
     figures = hostcuda.figures(plan, architecture_of(device))
+    threads = resident_threads(plan, figures, device)
     name = problem.name if dtype == "float32" else f"{problem.name} {dtype}"
-    line = Line(name, plan.variant, figures, resident_threads(plan, figures, device))
+    needs = [str(number) for number in (figures.registers, figures.stack_bytes, threads // 32)]
+    row = [name, plan.variant, *needs, f"{figures.bytes_in_flight * threads / 1024:.0f}"]
     found = smaller(problem, plan, dtype, device)
     if found is None:
-        return line
+        return [*row, "", "", ""]
     shrunk, planned, scaled = found
     last = work_on(shrunk, planned, dtype, scaled)
-    done = (*last.prologue, last)
-    return replace(
-        line,
-        elements=max(prod(shrunk.input_shape), prod(shrunk.output_shape)),
-        instructions=32 * sum(step.counters.instructions for step in done),
-        loaded=sum(step.counters.loads.sectors for step in done),
-        stored=sum(step.counters.stores.sectors + step.counters.atomics.sectors for step in done),
-    )
+    counted = [step.counters for step in (*last.prologue, last)]
+    elements = max(prod(shrunk.input_shape), prod(shrunk.output_shape))
+    instructions = 32 * sum(each.instructions for each in counted)
+    loaded = sum(each.loads.sectors for each in counted)
+    stored = sum(each.stores.sectors + each.atomics.sectors for each in counted)
+    return [*row, *(f"{number / elements:.3g}" for number in (instructions, loaded, stored))]
 
 
 def candidates(
