@@ -22,7 +22,6 @@ NEEDS = {
     "tests/test_readme.py": ("rich",),
     "tests/test_sources.py": ("ml_dtypes",),
     "tests/test_torch*.py": ("torch",),
-    "tests/test_torch_small.py": ("hypothesis",),
     "tests/test_tuning.py": ("cupy", "ml_dtypes"),
     "tests/test_underflow.py": ("ml_dtypes",),
 }

@@ -145,3 +145,19 @@ def way(request, monkeypatch):
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 40)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(elements, "MANY_HALVES", 1)
+
+
+@pytest.fixture(params=["cpu", pytest.param("stand-in", marks=[pytest.mark.hostcuda, pytest.mark.peer("cupy")])])
+def on(request, monkeypatch):
+    """Where tensors are computed: on the CPU, or by kernels while they pass for a GPU's, which waits for each call."""
+    from fronts import passing_for_gpu, waiting
+
+    from gpufold.torch import executing, guards
+
+    guards.seen_of.cache_clear()
+    if request.param == "cpu":
+        yield request.param
+        return
+    monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
+    with passing_for_gpu(monkeypatch):
+        yield request.param

@@ -39,7 +39,8 @@ PLANS = "tests/test_plans.py::test_"
 FIGURES = "tests/test_figures.py::test_"
 SOURCES = "tests/test_sources.py::test_"
 TORCH = "tests/test_torch.py::test_"
-SMALL = "tests/test_torch_small.py::test_"
+LAUNCHED = "tests/test_torch_launch.py::test_"
+REPEATED = "tests/test_torch_repeated.py::test_"
 JAX = "tests/test_jax.py::test_"
 
 
@@ -111,7 +112,7 @@ FAULTS = (
           ".sum(0)[..., 0].reshape(shape)", TORCH + "gradients[col2im-full-float64]"),
     Fault("tangents that a guard does not see", "gpufold/torch/guards.py",
           "            and forward_ad._current_level < 0\n", "",
-          "tests/test_torch_guards.py::test_tangents_and_transforms_are_seen_after_a_call_without[given]"),
+          REPEATED + "calls_with_and_without_tangents_and_transforms_say_nothing_of_each_other[given]"),
     Fault("pads of ONNX's Col2Im axis by axis", "gpufold/torch/exporting.py", '"pads": [*begins, *ends]}',
           '"pads": [*ends, *begins]}',
           "tests/test_torch_onnx.py::test_what_is_exported_computes_the_same[by trace-col2im]"),
@@ -120,25 +121,26 @@ FAULTS = (
           "tests/test_torch_trace.py::test_what_is_recorded_computes[col2im-trace-False]"),
     Fault("what was seen under no_grad taken for what has no gradient", "gpufold/torch/guards.py",
           "any([tensor.requires_grad for tensor in tensors])", "False",
-          "tests/test_torch_guards.py::test_a_call_that_records_a_gradient_is_checked_once[given]"),
+          REPEATED + "a_call_that_records_a_gradient_is_checked_once[given]"),
     Fault("a kernel for aligned memory launched on any", "gpufold/torch/executing.py",
           "guards.kernel if guards is not None and aligned else None", "guards.kernel if guards is not None else None",
-          "tests/test_torch_launch.py::test_a_repeated_call_runs_the_plan_of_its_own_alignment[2]"),
+          LAUNCHED + "a_repeated_call_runs_the_plan_of_its_own_alignment[2]"),
     Fault("a launch on CuPy's stream instead of torch's", "gpufold/gpu/launch.py",
           "(*pointers, self.parameters), 0, stream)", "(*pointers, self.parameters))",
-          "tests/test_torch_launch.py::test_nothing_waits"),
+          LAUNCHED + "every_step_of_a_call_is_queued_on_torchs_stream_and_waited_for_by_none[col2im-gather-1]"),
     Fault("weights that kernels read as they came", "gpufold/torch/tensors.py",
           "    return tuple([ready_weights(each, WEIGHTS[call.dtype]) for each in axes])\n", "    return tuple(axes)\n",
-          "tests/test_torch_launch.py::test_weights_are_made_ready_for_kernels[transposed-plain]"),
+          LAUNCHED + "weights_are_made_ready_for_kernels[transposed-plain]"),
     Fault("sums in a wider dtype left to torch, which has none", "gpufold/torch/executing.py",
           ' and call.variant == "auto" and not call.source', ' and call.variant == "auto"',
-          SMALL + "what_torch_has_not_is_not_asked_of_it[sums in float64]"),
+          REPEATED + "what_torch_has_not_is_not_asked_of_it[dtype]"),
     Fault("small sums under a transform that torch records as its own", "gpufold/torch/executing.py",
           "of_torch(call, data) if recorded and not transformed else None",
-          "of_torch(call, data) if recorded else None", SMALL + "transforms_are_computed_here[vmap]"),
+          "of_torch(call, data) if recorded else None", REPEATED + "transforms_are_computed_here[vmap]"),
     Fault("small sums that torch computes unseen by a profiler", "gpufold/torch/executing.py",
           "        if not _profiler_enabled():\n            return guards.of_torch(data)\n",
-          "        return guards.of_torch(data)\n", SMALL + "the_profiler_names_a_call_that_torch_computes"),
+          "        return guards.of_torch(data)\n",
+          REPEATED + "the_profiler_names_calls_and_those_that_torch_computes"),
     Fault("gradients that the transforms around them do not see", "gpufold/torch/rules.py",
           "with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatch", "with _C._AutoDispatch",
           TORCH + "transforms_of_functions[batch_to_space-hessian]"),

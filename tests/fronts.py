@@ -77,7 +77,8 @@ def drawn(rng, dtype, shape):
 
 
 FOLDED = {"output_size": (4, 3), "kernel_size": (3, 2), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
-TAKEN = {name: FOLDED[name] for name in ("kernel_size", "strides", "pads_begin", "pads_end")}
+SYMMETRIC = {"output_size": (4, 6), "kernel_size": (2, 3), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (1, 0)}
+TAKEN, TAKEN_ALIKE = ({name: sizes[name] for name in [*sizes][1:]} for sizes in (FOLDED, SYMMETRIC))
 PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
 FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
 BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
@@ -89,7 +90,9 @@ FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "bloc
 LINEAR = [
     Operation("col2im", COLUMNS, FOLDED),
     Operation("col2im", {"data": (12, 6)}, FOLDED, suffix="-unbatched"),
+    Operation("col2im", {"data": (1, 12, 12)}, SYMMETRIC, suffix="-symmetric"),
     Operation("im2col", IMAGE, TAKEN),
+    Operation("im2col", {"image": (1, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric"),
     Operation("im2col", {"image": (2, 4, 3)}, TAKEN, suffix="-unbatched"),
     Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS),
     Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}),
@@ -133,6 +136,17 @@ AVERAGED = [
     ),
 ]
 EVERY = [*LINEAR, *WINDOWED, *AVERAGED]
+EMPTY = [
+    Operation("col2im", {"data": (0, 6, 6)}, FOLDED, FULL, "-without-batch"),
+    Operation("col2im", {"data": (2, 0, 6)}, FOLDED, suffix="-without-channels"),
+    Operation("im2col", {"image": (0, 1, 4, 3)}, TAKEN, suffix="-without-batch"),
+    Operation("im2col", {"image": (0, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric-without-batch"),
+    Operation("array_to_blocks", {"array": (0, 1, 7)}, {"block_shape": (3,)}, suffix="-without-lead"),
+    Operation("batch_to_space", {"data": (0, 3)}, {"block_shape": (1, 4)}, suffix="-without-batch"),
+    Operation("add_blocks", {"array": (3,), "blocks": (0, 2)}, {"positions": np.zeros((0, 1), int)}, suffix="-of-none"),
+    Operation("take_blocks", {"array": (0, 2, 3)}, AT, suffix="-without-lead"),
+    Operation("take_blocks", {"array": (2, 0, 3)}, AT, suffix="-of-no-elements"),
+]
 
 
 ONES, THREE_PLACES = np.ones((2, 8, 9), np.float32), [(0, 0), (1, 2), (9, 9)]

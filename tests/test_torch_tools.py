@@ -87,16 +87,6 @@ def test_script_says_what_to_use_instead():
             torch.jit.script(scripted)
 
 
-def test_the_profiler_names_calls():
-    columns = COLUMNS.clone().requires_grad_()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        fold(COLUMNS)
-        fold(columns, WINDOW).sum().backward()
-        gpufold.torch.add_blocks_(torch.zeros(6), torch.ones(1, 3), [(1,)])
-    counts = {each.key: each.count for each in profile.key_averages()}
-    assert [counts[f"gpufold::{name}"] for name in ("col2im", "im2col", "add_blocks")] == [2, 1, 1]
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_saved_program_says_what_to_import(strict, tmp_path):
     program = torch.export.export(Network(), (COLUMNS,), strict=strict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import re
 import subprocess
 import sys
 import warnings
@@ -14,15 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.utils.checkpoint
-from fronts import EVERY, FOLDED, TAKEN, Operation, named, operation_of
-from test_torch import TRANSFORMS, Mode, differentiated, tensors_of
+from fronts import EMPTY, EVERY, as_tensor, named, operation_of
+from test_errors import BAD_CALLS, describe, is_of_any_kind
+from test_torch import MADE, TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
 from torch._dynamo import lookup_backend
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import gpufold.torch
 from gpufold.adjoints import ADJOINTS
 from gpufold.torch import operators
+from gpufold.torch.operators import is_integer
 
 pytestmark = [
     pytest.mark.peer("torch"),
@@ -213,19 +217,16 @@ def test_export_with_a_dynamic_batch_and_size(strict):
         assert torch.equal(program.module()(columns, window), network(columns, window))
 
 
-def test_fake_and_meta_tensors_have_the_shapes_of_real_ones():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    empty = [Operation("col2im", {"data": (0, 6, 6)}, FOLDED), Operation("im2col", {"image": (0, 3, 4, 3)}, TAKEN)]
-    for operation in (*EVERY, *empty):
-        given = tensors_of(operation, "float32")
-        want = operation(*given)
-        with FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(each) for each in given]
-            got = operation(*fakes)
-        assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
-        if operation.name != "add_blocks":
-            assert operation(*(each.to("meta") for each in given)).shape == want.shape
+@pytest.mark.parametrize("learns", [False, True])
+@named([*EVERY, *EMPTY])
+def test_fake_and_meta_tensors_have_the_shapes_and_strides_of_real_ones(operation, learns):
+    given = tensors_of(operation, "float32", learns=learns)
+    with FakeTensorMode() as mode:
+        results = [operation(*map(mode.from_tensor, given))]
+    results.append(operation(*(each.to("meta") for each in given)))
+    for want in (operation(*given), operation(*given)):
+        for got in results:
+            assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -337,26 +338,15 @@ CALLS = {
 }  # fmt: skip
 
 
-def gradient(function, image):
-    return torch.autograd.grad(function(leaf := image.clone().requires_grad_()).square().sum(), leaf)[0]
-
-
-FORWARD = {
-    "vmap": lambda function: lambda given: torch.func.vmap(function)(given[None])[0],
-    "jvp": lambda function: lambda given: torch.func.jvp(function, (given,), (given,))[1],
-    "linearize": lambda function: lambda given: torch.func.linearize(function, given)[1](given),
-}
-BACKWARD = {
-    "backward": lambda function: lambda image: gradient(function, image),
-    "vjp": lambda function: lambda image: torch.func.vjp(function, image)[1](2 * function(image))[0],
-    "vjp of vmap": lambda function: lambda image: torch.func.vjp(
-        torch.func.vmap(function), image[None])[1](2 * function(image)[None])[0][0],
-    "vmap of vjp": lambda function: lambda image: torch.func.vmap(
-        lambda each: torch.func.vjp(function, each)[1](2 * function(each))[0])(image[None])[0],
-    "grad": lambda function: torch.func.grad(lambda image: function(image).square().sum()),
-    "jacrev": lambda function: torch.func.jacrev(lambda image: function(image).square().sum()),
-    "checkpoint": lambda function: lambda image: gradient(
-        lambda leaf: torch.utils.checkpoint.checkpoint(function, leaf, use_reentrant=False), image),
+WAYS = {name: way for name, way in TRANSFORMS.items() if "functionalize" not in name} | {
+    "backward": (by_autograd, by_autograd),
+    "checkpoint": (
+        lambda function, given: by_autograd(partial(checkpoint, function, use_reentrant=False), given), by_autograd),
+    "grad of vmap": (
+        lambda function, given: torch.func.grad(energy(torch.vmap(function)))(given[0][None]), by_autograd),
+    "linearize": (
+        lambda function, given: torch.func.linearize(function, *given)[1](*given)[None],
+        lambda function, given: by.jvp(function, given, given)[1:]),
 }  # fmt: skip
 HIDDEN = {
     "compile": ("NumPy's integers", "an array", "a tensor", "a tensor without axes"),
@@ -366,9 +356,9 @@ HIDDEN = {
 """Sizes whose values a compiler does not look into, and says so."""
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(7)
 @pytest.mark.parametrize(("call", "way"), [(call, way) for call, (ways, _) in CALLS.items() for way in ways])
-@pytest.mark.parametrize("recorder", [*[*RECORDERS][1:-1], *FORWARD, *BACKWARD])
+@pytest.mark.parametrize("recorder", [*[*RECORDERS][1:-1], *WAYS])
 def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
     ways, of = CALLS[call]
     function, image = of(ways[way]), torch.randn(2, 3, 5, 4, dtype=torch.float64)
@@ -380,50 +370,35 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
     elif call != "sizes" and captured and recorder in ("make_fx of fakes", "make_fx of symbols"):
         refused = pytest.raises(AssertionError, match="convert all Tensors to FakeTensors")
     with refused:
-        if recorder in BACKWARD:
-            assert torch.equal(BACKWARD[recorder](function)(image), gradient(plain, image))
-        elif recorder in FORWARD:
-            assert torch.equal(FORWARD[recorder](function)(image), plain(image))
+        if recorder in WAYS:
+            transform, by_calls = WAYS[recorder]
+            torch.testing.assert_close([*transform(function, (image,))], [*by_calls(plain, (image,))])
         else:
             program, _ = RECORDERS[recorder](function, [image])
             assert torch.equal(program(image), plain(image))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"variant": "fastest"}, ValueError, "variant must be one of auto, .*, got 'fastest'"),
-        ({"output_size": (5, 4)}, ValueError, "data axis 2 must be the number of blocks"),
-        ({"kernel_size": (9, 9)}, ValueError, "the padded image is smaller"),
-        ({"reduction": "mean", "dtype": "int32"}, TypeError, "reduction 'mean' needs a dtype of floats .*, got int32"),
-        ({"window": torch.ones(2, 2), "dtype": "int32"}, TypeError, "window needs a dtype of floats .*, got int32"),
-        ({"window": torch.ones(2, 2) > 0}, TypeError, "window must hold real numbers, got dtype bool"),
-        ({"window": torch.ones(2, 2) * 1j}, TypeError, "window must hold real numbers, got dtype complex64"),
-    ],
-)
-def test_what_has_no_memory_is_refused_as_what_has_some(options, error, message):
-    given = {"output_size": (4, 4), "kernel_size": (2, 2)}
-    given |= {name: each.to("meta") if isinstance(each, torch.Tensor) else each for name, each in options.items()}
-    with pytest.raises(error, match=f"^col2im: {message}") as refused:
-        gpufold.torch.col2im(torch.ones(1, 4, 9, dtype=torch.int32, device="meta"), **given)
-    assert error is not ValueError or isinstance(refused.value, RuntimeError), "as torch's own"
+def is_said_while_traced(call):
+    """Return whether a call is refused in the same words where it is traced: by its shapes and dtypes, if they fit."""
+    (function, given), _, facts = call
+    window, sizes = given.get("window"), [given.get(name) for name in ("output_shape", "block_shape")]
+    other = {"last", "mode", "fill_value", "weight_out"} | ({"window"} if function is gpufold.add_blocks_ else set())
+    too_large = "bytes" in facts or "more than the" in facts
+    return not (given.keys() & other or isinstance(window, str | tuple) or any(map(is_integer, sizes)) or too_large)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtype", "arguments"),
-    [
-        ("col2im", (4, 9), torch.float32, (30, (2, 2))),
-        ("im2col", (1, 4, 4), torch.float32, (2,)),
-        ("average", (3,), torch.int64, (torch.ones(3),)),
-        ("take_blocks", (5, 5), torch.int64, (torch.zeros(1, 2, dtype=torch.int64), (2, 2), torch.ones(2, 2))),
-    ],
+    "refused", [call for call in BAD_CALLS if is_of_any_kind(call) and is_said_while_traced(call)], ids=describe
 )
-def test_tensors_without_memory_are_refused_in_the_same_words(name, shape, dtype, arguments):
-    def refusal(device):
-        given = [each.to(device) if isinstance(each, torch.Tensor) else each for each in arguments]
-        options = {"window": given.pop()} if name == "take_blocks" else {}
-        with pytest.raises((TypeError, ValueError)) as refused:
-            getattr(gpufold.torch, name)(torch.ones(shape, dtype=dtype, device=device), *given, **options)
-        return str(refused.value)
-
-    assert refusal("meta") == refusal("cpu")
+def test_tensors_without_memory_are_refused_in_the_same_words(refused):
+    (function, arguments), *_ = refused
+    said = []
+    for on in ("cpu", "meta"):
+        given = {
+            name: as_tensor(each).to(on) if name in (*MADE, "weights", "positions") and hasattr(each, "dtype") else each
+            for name, each in arguments.items()
+        }
+        with pytest.raises((TypeError, ValueError)) as error:
+            function(**given)
+        said.append((error.type, re.sub(r"torch.Size\(\[(.*?)\]\)", r"(\1)", str(error.value))))
+    assert said[1] == said[0]
