@@ -5,27 +5,20 @@ from __future__ import annotations
 from onnx import TensorProto, helper
 
 
-def col2im_model(case, dtype, surround=False):
-    """A model of one Col2Im, or of one between two other nodes."""
+def col2im_model(case, dtype):
+    """A model of one Col2Im."""
     element = helper.np_dtype_to_tensor_dtype(dtype)
     arguments = case.arguments
     node = helper.make_node(
         "Col2Im",
-        ["scaled" if surround else "columns", "size", "kernel"],
-        ["folded" if surround else "image"],
+        ["columns", "size", "kernel"],
+        ["image"],
         strides=arguments["strides"],
         dilations=arguments["dilations"],
         pads=[*arguments["pads_begin"], *arguments["pads_end"]],
     )
-    nodes = [node]
-    if surround:
-        nodes = [
-            helper.make_node("Add", ["columns", "columns"], ["scaled"]),
-            node,
-            helper.make_node("Relu", ["folded"], ["image"]),
-        ]
     graph = helper.make_graph(
-        nodes,
+        [node],
         "fold",
         [helper.make_tensor_value_info("columns", element, case.columns_shape)],
         [helper.make_tensor_value_info("image", element, case.image_shape)],

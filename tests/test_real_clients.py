@@ -1,7 +1,13 @@
-"""The code of libraries that stitch, as it is published, beside gpufold; `make test PEERS=1` installs them."""
+"""The code of libraries that stitch or fold, as it is published, beside gpufold or on it.
+
+`make test PEERS=1` installs them.
+"""
 
 from __future__ import annotations
 
+import io
+import sys
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from time import process_time
@@ -10,9 +16,12 @@ import numpy as np
 import pytest
 
 import gpufold
+from bench import clients
 from bench.clients import client
 
 torch = pytest.importorskip("torch")
+
+from test_torch_trace import exported, traced  # noqa: E402
 
 pytestmark = [
     pytest.mark.peer("torch"),
@@ -111,25 +120,6 @@ def test_labels_of_many_classes_are_made_slab_by_slab():
         peaks.append(peak_of(run))
         print(f"{run.__name__}: {process_time() - start:.2f} s, {peaks[-1] / 1e6:.0f} MB")
     assert peaks[0] < 0.5 * peaks[1]
-
-
-@pytest.mark.peer("monai")
-@pytest.mark.parametrize("count", [40, 250])
-def test_monais_merger_has_the_same_bits(count):
-    size, tile = (19, 15, 11), (8, 7, 6)
-    positions = np.random.default_rng(count).integers(0, np.subtract(size, tile) + 1, (count, 3))
-    positions = np.concatenate([positions, gpufold.grid_positions(size, tile, strides=tile)[:, :3]])[:255]
-    patches = noise(len(positions), 2, *tile)
-    merger = client("monai.inferers.merger").AvgMerger((1, 2, *size))
-    for patch, position in zip(patches, positions.tolist(), strict=True):
-        merger.aggregate(torch.from_numpy(patch)[None], position)
-    stitcher = gpufold.Stitcher((2, *size), tile)
-    stitcher.add(patches, positions)
-    theirs = merger.finalize()[0].numpy()
-    reached = merger.get_counts()[0].numpy() > 0
-    assert reached.mean() > 0.5
-    np.testing.assert_array_equal(stitcher.result()[reached], theirs[reached])
-    assert not stitcher.result()[~reached].any()  # theirs is 0 / 0 there
 
 
 # ---------------------------------------------------------------------------------------------
@@ -238,22 +228,6 @@ def test_demucs_overlap_add_has_the_same_bits(length, power):
     segments = gpufold.take_blocks(song[0], positions, (taps,))
     stitcher.add(np.stack([2 * segments, segments * segments - 1], 1), positions)
     np.testing.assert_array_equal(stitcher.result(), theirs[0])
-
-
-# ---------------------------------------------------------------------------------------------
-# Vocos
-
-
-@pytest.mark.peer("vocos")
-def test_vocos_s_transform_is_one_least_squares_fold():
-    taps, hop = 64, 16
-    transform = client("vocos.spectral_ops").ISTFT(taps, hop, taps)
-    spectrum, pad = torch.randn(2, taps // 2 + 1, 40, dtype=torch.complex64), (taps - hop) // 2
-    frames = torch.fft.irfft(spectrum, taps, dim=1)
-    ours = gpufold.torch.fold(
-        frames, (39 * hop + taps,), (taps,), stride=(hop,), window=torch.hann_window(taps), reduction="least_squares"
-    )
-    torch.testing.assert_close(ours[:, 0, pad:-pad], transform(spectrum))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -391,3 +365,144 @@ def test_pylops_finds_the_adjoint_of_a_linear_operator_exact(monkeypatch, dtype)
     )
     operator = pylops.aslinearoperator(patches)
     assert dottest(operator, *patches.shape, complexflag=3 * (dtype is np.complex128), rtol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------
+# Models whose F.fold and F.unfold are gpufold's: their weights are random
+
+
+class Model(torch.nn.Module):
+    """A network of a library as a function of one tensor, which has a gradient."""
+
+    def __init__(self, network, call):
+        super().__init__()
+        self.network, self.call = network, call
+
+    def forward(self, given):
+        return self.call(self.network, given)
+
+
+def volo():
+    """Outlook attention: unfold, weigh, fold."""
+    with clients._stood_in(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "timm.data", clients._StandIn("timm.data"))  # names of data sets and transforms
+        from timm.models.volo import VOLO
+    sizes = {"img_size": 32, "embed_dims": (16, 16), "num_heads": (2, 2), "stem_hidden_dim": 8}
+    layers = {"layers": (1, 1), "downsamples": (True, False), "outlook_attention": (True, False)}
+    network = VOLO(**layers, **sizes, num_classes=5, patch_size=8, use_aux_head=False)
+    return network, torch.randn(2, 3, 32, 32)
+
+
+def t2t():
+    """Tokens to tokens: torch.nn.Unfold."""
+    with clients._stood_in():
+        from vit_pytorch.t2t import T2TViT
+    network = T2TViT(image_size=16, num_classes=5, dim=16, depth=1, heads=2, mlp_dim=16, t2t_layers=((3, 2), (3, 2)))
+    return network, torch.randn(2, 3, 16, 16)
+
+
+def convbert():
+    """Span-based dynamic convolution, from its embeddings on: torch.nn.functional.unfold of one axis."""
+    from transformers import ConvBertConfig, ConvBertModel
+
+    network = ConvBertModel(ConvBertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16,
+        embedding_size=8, max_position_embeddings=16))  # fmt: skip
+    return Model(network, lambda network, embedded: network(
+        inputs_embeds=embedded, attention_mask=torch.ones_like(embedded[..., 0])
+    ).last_hidden_state), torch.randn(2, 7, 8)  # fmt: skip
+
+
+def mobilevitv2():
+    """Separable self-attention over patches: unfold and fold."""
+    from transformers import MobileViTV2Config, MobileViTV2Model
+
+    network = MobileViTV2Model(MobileViTV2Config(
+        image_size=32, base_attn_unit_dims=[8, 8, 8], n_attn_blocks=[1, 1, 1], width_multiplier=0.25))  # fmt: skip
+    return Model(network, lambda network, pixels: network(pixels).last_hidden_state), torch.randn(1, 3, 64, 64)
+
+
+def vocos():
+    """A vocoder's head: an inverse short-time Fourier transform by two folds, of frames and their envelope."""
+    head = client("vocos.heads").ISTFTHead(dim=24, n_fft=96, hop_length=40, padding="same")
+    return head, torch.randn(2, 30, 24)
+
+
+PACKAGES = {volo: "timm", t2t: "vit_pytorch", convbert: "transformers", mobilevitv2: "transformers"}
+MODELS = [
+    pytest.param(model, marks=[pytest.mark.peer(package), pytest.mark.all], id=model.__name__)
+    for model, package in PACKAGES.items()
+]
+
+
+@contextmanager
+def replaced():
+    """Have torch.nn.functional's fold and unfold be gpufold's, which note that they were called."""
+    called = []
+
+    def note(function, *given, **named):
+        called.append(function.__name__)
+        return function(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fold", "unfold"):
+            patch.setattr(torch.nn.functional, name, partial(note, getattr(gpufold.torch, name)))
+        yield called
+    assert called
+
+
+def made(model):
+    torch.manual_seed(0)
+    network, given = model()
+    return network.eval(), given
+
+
+@pytest.mark.parametrize("model", [*MODELS, pytest.param(vocos, marks=pytest.mark.peer("vocos"), id="vocos")])
+def test_forward_and_backward_have_torchs_bits(model):
+    network, given = made(model)
+
+    def run():
+        network.zero_grad()
+        leaf = given.clone().requires_grad_()
+        result = network(leaf)
+        result.square().sum().backward()
+        weights = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+        return [result.detach(), leaf.grad, *weights]
+
+    want = run()
+    with replaced():
+        got = run()
+    assert len(want) >= 3
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def in_onnx(network, given, dynamo):
+    import onnxruntime
+
+    file = io.BytesIO()
+    torch.onnx.export(network, (*given,), file, dynamo=dynamo, opset_version=18, verbose=False)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    name = session.get_inputs()[0].name
+    return lambda other: torch.from_numpy(session.run(None, {name: other.numpy()})[0]), "gpufold."
+
+
+ONNX = [pytest.mark.peer("onnxruntime"), pytest.mark.peer("onnxscript")]
+
+
+@pytest.mark.parametrize(
+    ("recorder", "most"),
+    [
+        pytest.param(partial(traced, action="ignore"), 1e-6, id="trace"),  # torch.jit fuses
+        pytest.param(exported, 0, id="export"),
+        pytest.param(partial(in_onnx, dynamo=False), 2e-5, marks=ONNX, id="ONNX by trace"),  # in another order
+        pytest.param(partial(in_onnx, dynamo=True), 2e-5, marks=ONNX, id="ONNX by export"),
+    ],
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_recorded_computes_what_torch_does(model, recorder, most):
+    network, given = made(model)
+    with replaced(), torch.no_grad():
+        program, code = recorder(network, [given])
+    assert "gpufold." in code
+    other = torch.randn_like(given)
+    torch.testing.assert_close(program(other), network(other), rtol=0, atol=most)

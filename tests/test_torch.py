@@ -33,7 +33,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gpufold.torch
 from gpufold.torch import executing
 
-pytestmark = pytest.mark.peer("torch")
+pytestmark = [
+    pytest.mark.peer("torch"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+]
 
 
 def tensors_of(operation, dtype, seed=0, learns=False):
@@ -271,18 +274,16 @@ def test_vmap_over_positions():
         assert torch.equal(torch.vmap(function)(places), torch.stack([function(at) for at in places]))
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_half_precisions_keep_their_dtype_and_are_summed_in_float32(name):
-    dtype = getattr(torch, name)
-    columns = torch.ones(4096, 1, dtype=dtype, requires_grad=True)
-    image = gpufold.torch.col2im(columns, (1,), (4096,), dilations=0, window=torch.ones(4096, dtype=dtype))
-    assert image.dtype is dtype
-    assert image.item() == 4096
-    image.sum().backward()
-    assert columns.grad.dtype is dtype
-    window = torch.ones(4096, dtype=dtype, requires_grad=True)
-    gpufold.torch.col2im(columns.detach(), (1,), (4096,), dilations=0, window=window).sum().backward()
-    assert window.grad.dtype is dtype
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precisions_and_their_gradients_are_summed_in_float32(dtype):
+    given = columns, window, picture = [
+        torch.ones(shape, dtype=dtype, requires_grad=True) for shape in ((4096, 1), 4096, (2, 4))
+    ]
+    image = gpufold.torch.col2im(columns, (1,), (4096,), dilations=0, window=window)
+    taken = gpufold.torch.take_blocks(picture, torch.full((4096, 2), -(2**40)), (1, 1), mode="edge")
+    (image.sum() + taken.sum()).backward()
+    assert image.item() == picture.grad[0, 0] == 4096
+    assert {each.dtype for each in (image, taken, *(leaf.grad for leaf in given))} == {dtype}
 
 
 def test_autocast_changes_no_dtype():
@@ -320,22 +321,9 @@ def test_the_data_is_kept_for_a_windows_gradient_alone():
         assert (data.data_ptr() in kept) == requires_grad
 
 
-def test_integers_have_no_gradient():
-    data = torch.ones(2, 6, 6, dtype=torch.int32)
-    assert not gpufold.torch.col2im(data, **FOLDED).requires_grad
+def test_what_is_added_to_may_alone_require_a_gradient():
     picture = torch.zeros(5, 4, requires_grad=True)
     assert gpufold.torch.add_blocks(picture, torch.zeros(1, 2, 2), [(0, 0)]).requires_grad
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_gradients_of_edges_are_summed_in_float32(name):
-    picture = torch.ones(2, 4, dtype=getattr(torch, name), requires_grad=True)
-    places = torch.full((4096, 2), -(2**40))
-    gpufold.torch.take_blocks(picture, places, (1, 1), mode="edge").backward(
-        torch.ones(4096, 1, 1, dtype=picture.dtype)
-    )
-    assert picture.grad.dtype is picture.dtype
-    assert picture.grad[0, 0] == 4096
 
 
 def test_an_average_has_no_gradient_where_nothing_landed():
@@ -511,15 +499,13 @@ def test_transforms_add_to_both_or_none():
     assert not weight.any()
 
 
-def test_adding_in_place():
-    out, blocks = torch.randn(5, 4), torch.randn(4, 3, 2)
-    want, version = gpufold.torch.add_blocks(out, blocks, PLACES), out._version
-    assert gpufold.torch.add_blocks_(out, blocks, torch.tensor(PLACES)) is out
-    assert torch.equal(out, want)
-    assert out._version > version
-    for apart in (torch.zeros(5, 8).T[:4].T, torch.zeros(40).as_strided((5, 4), (1, 6))):
-        gpufold.torch.add_blocks_(apart, blocks, PLACES)
-        assert torch.equal(apart, gpufold.torch.add_blocks(torch.zeros(5, 4), blocks, PLACES))
+def test_adding_in_place_returns_the_tensor_whatever_its_layout():
+    blocks = torch.randn(4, 3, 2)
+    for out in (torch.randn(5, 4), torch.zeros(5, 8).T[:4].T, torch.zeros(40).as_strided((5, 4), (1, 6))):
+        want, version = gpufold.torch.add_blocks(out, blocks, PLACES), out._version
+        assert gpufold.torch.add_blocks_(out, blocks, torch.tensor(PLACES)) is out
+        assert torch.equal(out, want)
+        assert out._version > version
 
 
 @pytest.mark.parametrize("window", ["none", "full", "separable"])
@@ -750,6 +736,11 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN.to(torch.float8_e5m2), (4, 4), (2, 2))),
         (TypeError, "data has dtype complex32", lambda: gpufold.torch.col2im(
             COLUMN.to(torch.complex32), (4, 4), (2, 2))),
+        *(
+            (TypeError, r"input must be a dense tensor, got a nested one; pass each of input.unbind\(\)",
+                lambda layout=layout: gpufold.torch.fold(torch.nested.nested_tensor([COLUMN], layout=layout), 4, 2))
+            for layout in (torch.strided, torch.jagged)
+        ),
         (ValueError, "input axis 1 must be the number of blocks, got 9", lambda: gpufold.torch.fold(COLUMN, 5, 2)),
         (TypeError, "window must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.fold(
             COLUMN, 4, 2, window=torch.ones(2, 2, device="meta"))),

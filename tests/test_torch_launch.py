@@ -16,6 +16,8 @@ from fronts import (
     DEVICE,
     HANDLE,
     LINEAR,
+    PLACES,
+    Operation,
     as_array,
     as_tensor,
     in_dtypes,
@@ -145,7 +147,15 @@ def test_blocks_of_an_empty_array_are_zero(launches, monkeypatch):
     assert torch.equal(got, torch.zeros(3, 2, 5))
 
 
-@named([*LINEAR, *AVERAGED[1:3]])
+RACED = [
+    *(each for each in (*LINEAR, *AVERAGED[1:3]) if each.name not in ("take_blocks", "space_to_batch")),
+    Operation("take_blocks", {"array": (3, 9, 9)}, {"positions": PLACES, "block_shape": (8, 4)}),
+    Operation("space_to_batch", {"data": (2, 8, 12)}, {"block_shape": (1, 2, 2)}),
+]
+"""Calls that have several kernels to choose from."""
+
+
+@named(RACED)
 def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch, tmp_path, operation):
     from gpufold.gpu import launch, tuning
 

@@ -140,16 +140,6 @@ def test_a_dilation_of_zero_is_refused_by_torchs_names_alone(dilation):
     assert gpufold.torch.im2col(image, (2, 2), dilations=0).shape == (1, 4, 16)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_lists_of_tensors_get_a_sentence(layout):
-    ragged = torch.nested.nested_tensor([torch.ones(4, 9), torch.ones(4, 9)], layout=layout)
-    with pytest.raises(
-        TypeError, match=r"input must be a dense tensor, got a nested one; pass each of input.unbind\(\)"
-    ):
-        fold(ragged)
-
-
 def test_a_module_shows_what_it_has():
     module = gpufold.torch.Fold((9,), (3,), stride=2, window=np.hanning(3), reduction="mean")
     assert repr(module) == (
