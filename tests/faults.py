@@ -130,7 +130,7 @@ FAULTS = (
           LAUNCHED + "every_step_of_a_call_is_queued_on_torchs_stream_and_waited_for_by_none[col2im-gather-1]"),
     Fault("weights that kernels read as they came", "gpufold/torch/tensors.py",
           "    return tuple([ready_weights(each, WEIGHTS[call.dtype]) for each in axes])\n", "    return tuple(axes)\n",
-          LAUNCHED + "weights_are_made_ready_for_kernels[transposed-plain]"),
+          REPEATED + "any_sequence_of_calls_gives_what_each_gives_alone[stand-in-0]"),
     Fault("sums in a wider dtype left to torch, which has none", "gpufold/torch/executing.py",
           ' and call.variant == "auto" and not call.source', ' and call.variant == "auto"',
           REPEATED + "what_torch_has_not_is_not_asked_of_it[dtype]"),

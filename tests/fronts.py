@@ -76,9 +76,14 @@ def drawn(rng, dtype, shape):
     return (numbers + 1j * rng.standard_normal(shape) if dtype.kind == "c" else numbers).astype(dtype)
 
 
+def taken(sizes):
+    """Return the sizes of what takes the blocks of a sum."""
+    return {name: value for name, value in sizes.items() if name != "output_size"}
+
+
 FOLDED = {"output_size": (4, 3), "kernel_size": (3, 2), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
 SYMMETRIC = {"output_size": (4, 6), "kernel_size": (2, 3), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (1, 0)}
-TAKEN, TAKEN_ALIKE = ({name: sizes[name] for name in [*sizes][1:]} for sizes in (FOLDED, SYMMETRIC))
+TAKEN, TAKEN_ALIKE = map(taken, (FOLDED, SYMMETRIC))
 PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
 FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
 BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -31,22 +30,6 @@ pytestmark = [
 
 def noise(*shape):
     return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
-
-
-def stitched(network, image, positions, tile, batch, **options):
-    """Return what gpufold makes of a network's answers to tiles of an image (channels, *size), batch by batch."""
-    stitcher = None
-    for first in range(0, len(positions), batch):
-        places = positions[first : first + batch]
-        answers = network(gpufold.take_blocks(image, places, tile))
-        stitcher = stitcher or gpufold.Stitcher((answers.shape[1], *image.shape[1:]), tile, **options)
-        stitcher.add(answers, places)
-    return stitcher.result()
-
-
-def two_classes(library):
-    """Return a network of two classes for tiles (batch, 1, *tile); each element is computed by itself."""
-    return lambda tiles: library.concatenate([2 * tiles, tiles * tiles - 1], 1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -143,6 +126,11 @@ def test_nnunets_tiles_are_evenly_spaced_ones():
 # TorchIO
 
 
+def two_classes(tiles):
+    """Compute each element by itself, of tiles (batch, 1, *tile)."""
+    return torch.concatenate([2 * tiles, tiles * tiles - 1], 1)
+
+
 @pytest.mark.peer("torchio")
 @pytest.mark.parametrize("mode", ["average", "hann"])
 def test_torchios_aggregator_has_the_same_bits(mode):
@@ -155,12 +143,15 @@ def test_torchios_aggregator_has_the_same_bits(mode):
     locations = torch.from_numpy(sampler.locations)
     for first in range(0, len(sampler), 4):
         patches = [sampler[number]["image"].data for number in range(first, min(first + 4, len(sampler)))]
-        aggregator.add_batch(two_classes(torch)(torch.stack(patches)), locations[first : first + 4])
+        aggregator.add_batch(two_classes(torch.stack(patches)), locations[first : first + 4])
     positions = gpufold.grid_positions(size, tile, strides=np.subtract(tile, overlap), last="shift")
     assert {tuple(each) for each in sampler.locations[:, :3].tolist()} == {tuple(each) for each in positions.tolist()}
     window = aggregator._get_hann_window(tile).numpy() if mode == "hann" else None
-    ours = stitched(two_classes(np), image, sampler.locations[:, :3], tile, 9, window=window)
-    np.testing.assert_array_equal(ours, aggregator.get_output_tensor())
+    stitcher = gpufold.Stitcher((2, *size), tile, window=window)
+    for first in range(0, len(sampler), 9):
+        places = sampler.locations[first : first + 9, :3]
+        stitcher.add(two_classes(torch.from_numpy(gpufold.take_blocks(image, places, tile))).numpy(), places)
+    np.testing.assert_array_equal(stitcher.result(), aggregator.get_output_tensor())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -476,26 +467,11 @@ def test_forward_and_backward_have_torchs_bits(model):
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
-def in_onnx(network, given, dynamo):
-    import onnxruntime
-
-    file = io.BytesIO()
-    torch.onnx.export(network, (*given,), file, dynamo=dynamo, opset_version=18, verbose=False)
-    session = onnxruntime.InferenceSession(file.getvalue())
-    name = session.get_inputs()[0].name
-    return lambda other: torch.from_numpy(session.run(None, {name: other.numpy()})[0]), "gpufold."
-
-
-ONNX = [pytest.mark.peer("onnxruntime"), pytest.mark.peer("onnxscript")]
-
-
 @pytest.mark.parametrize(
     ("recorder", "most"),
     [
         pytest.param(partial(traced, action="ignore"), 1e-6, id="trace"),  # torch.jit fuses
         pytest.param(exported, 0, id="export"),
-        pytest.param(partial(in_onnx, dynamo=False), 2e-5, marks=ONNX, id="ONNX by trace"),  # in another order
-        pytest.param(partial(in_onnx, dynamo=True), 2e-5, marks=ONNX, id="ONNX by export"),
     ],
 )
 @pytest.mark.parametrize("model", MODELS)

@@ -243,19 +243,13 @@ def test_a_tensor_that_left_a_transform_is_what_it_stood_for():
 def test_vmap(operation):
     given = tensors_of(operation, "float64")
     for number, tensor in enumerate(given):
+        rows = [[*given[:number], each, *given[number + 1 :]] for each in (tensor, 2 * tensor, tensor + 1)]
+        want = torch.stack([operation(*row) for row in rows])
         for dim in {0, tensor.ndim}:
-            stacked = torch.stack([tensor, 2 * tensor, tensor + 1], dim)
-            dims = [dim if i == number else None for i in range(len(given))]
-            arguments = [stacked if i == number else each for i, each in enumerate(given)]
-            got = torch.vmap(operation, tuple(dims))(*arguments)
-            want = [
-                operation(*(stacked.select(dim, row) if i == number else each for i, each in enumerate(given)))
-                for row in range(3)
-            ]
-            torch.testing.assert_close(got, torch.stack(want), rtol=0, atol=0)
-    rows = [torch.stack([each, each.square()]) for each in given]
-    want = torch.stack([operation(*(each[row] for each in rows)) for row in range(2)])
-    torch.testing.assert_close(torch.vmap(operation)(*rows), want, rtol=0, atol=0)
+            stacked = torch.stack([row[number] for row in rows], dim)
+            dims = tuple([dim if other == number else None for other in range(len(given))])
+            got = torch.vmap(operation, dims)(*given[:number], stacked, *given[number + 1 :])
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_vmap_over_positions():
@@ -611,36 +605,28 @@ def test_sums_that_have_gradients_are_not_pickled(learns, reduction):
 # torch's fold and unfold, and those who use them
 
 
-@pytest.mark.peer("expecttest")
-@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "bfloat16"])
-def test_unfold_passes_torchs_own_samples(name):
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    (info,) = (each for each in op_db if each.name == "nn.functional.unfold")
-    samples = list(info.sample_inputs("cpu", getattr(torch, name), requires_grad=True))
-    assert len(samples) == 163
-    for sample in samples:
-        results, gradients = [], []
-        for function in (torch.nn.functional.unfold, gpufold.torch.unfold):
-            image = sample.input.detach().clone().requires_grad_()
-            result = function(image, *sample.args, **sample.kwargs)
-            result.backward(torch.ones_like(result))
-            results.append(result.detach())
-            gradients.append(image.grad)
-        assert torch.equal(*results), sample
-        assert results[0].shape == results[1].shape
-        assert torch.equal(*gradients), sample
-
-
-@pytest.mark.parametrize("sizes", [(4, 2), ((4, 4), 2), (4, (2, 2)), ([4, 4], [2, 2])], ids=str)
-def test_modules_are_torchs(sizes):
-    columns = torch.randn(2, 12, 9)
-    for name, arguments, data in (("Fold", sizes, columns), ("Unfold", sizes[1:], torch.randn(2, 3, 4, 4))):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lead", [(2, 3), (3,)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(4, 2), ((4, 4), (2, 2)), ([4, 4], [2, 2]), (5, 2, 2), ((6, 5), (2, 3), (2, 1), 1, 3), (5, 3, 1, (2, 1), 2)],
+    ids=str,
+)
+def test_modules_are_torchs(sizes, lead, dtype):
+    size = (sizes[0],) * 2 if type(sizes[0]) is int else sizes[0]
+    image = torch.randint(-4, 5, (*lead, *size)).to(dtype)
+    columns = torch.nn.functional.unfold(image, *sizes[1:])
+    for name, arguments, data in (("Fold", sizes, columns), ("Unfold", sizes[1:], image)):
         theirs, ours = getattr(torch.nn, name)(*arguments), getattr(gpufold.torch, name)(*arguments)
         assert isinstance(ours, type(theirs))
-        assert torch.equal(theirs(data), ours(data))
         assert repr(theirs) == repr(ours)
         assert theirs.state_dict().keys() == ours.state_dict().keys()
+        leaves = [data.clone().requires_grad_() for _ in range(2)]
+        results = [module(leaf) for module, leaf in zip((theirs, ours), leaves, strict=True)]
+        assert torch.equal(*results)
+        for result in results:
+            result.backward(torch.ones_like(result))
+        assert torch.equal(*[leaf.grad for leaf in leaves])
 
 
 # ---------------------------------------------------------------------------------------------

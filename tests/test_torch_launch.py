@@ -21,7 +21,6 @@ from fronts import (
     as_array,
     as_tensor,
     in_dtypes,
-    lend,
     named,
     operation_of,
     passing_for_gpu,
@@ -33,8 +32,6 @@ from bench.hostcuda import fake_cupy
 from gpufold.torch.guards import seen_of
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
-
-WEIGHTS = torch.tensor([[0.5, 1.0], [2.0, 0.25], [1.5, 1.0]])
 
 
 @pytest.fixture
@@ -115,29 +112,6 @@ def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that
     synchronize()
     with pytest.raises(gpufold.Unsupported, match="do not lie on multiples of their size"):
         gpufold.torch.add_blocks_(positions=positions, **given | {which: aligned(given[which], 1)})
-
-
-UNREADY = {
-    "float64": lambda weights: weights.to(torch.float64),
-    "transposed": lambda weights: weights.T.contiguous().T,
-    "negative": lambda weights: torch._neg_view(weights.neg()),
-    "integers": lambda weights: weights.to(torch.int32),
-}
-"""The same weights as kernels cannot read them."""
-
-
-@pytest.mark.parametrize("way", ["plain", "differentiated", "operator"])
-@pytest.mark.parametrize("layout", UNREADY)
-def test_weights_are_made_ready_for_kernels(launches, layout, way):
-    window, blocks = UNREADY[layout](WEIGHTS.round()), whole_numbers((2, 3, 2))
-    positions, out = lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
-    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), window=WEIGHTS.round().numpy())
-    if way == "operator":
-        got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True, True)
-    else:
-        got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window=window)
-    synchronize()
-    assert got.detach().numpy().tobytes() == want.tobytes()
 
 
 def test_blocks_of_an_empty_array_are_zero(launches, monkeypatch):

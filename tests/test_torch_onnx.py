@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from fronts import EVERY, Operation, as_array, named, operation_of
+from fronts import EVERY, Operation, as_array, named, operation_of, taken
 from test_torch import Mode, tensors_of
 from test_torch_trace import Model
 
@@ -25,11 +25,6 @@ VOLUME = {"output_size": (4, 5, 3), "kernel_size": (2, 3, 1), "strides": (1, 2, 
           "pads_begin": (1, 0, 0), "pads_end": (0, 2, 1)}  # fmt: skip
 FLAT = {"output_size": (4, 3), "kernel_size": (3, 2), "dilations": (0, 1)}
 SIGNAL = {"output_size": 9, "kernel_size": 3, "strides": 2, "pads_begin": 1}
-
-
-def taken(sizes):
-    return {name: value for name, value in sizes.items() if name != "output_size"}
-
 
 OPERATIONS = [
     *[each for each in EVERY if each.name not in ("add_blocks", "take_blocks")],

@@ -115,16 +115,13 @@ def test_integers_of_numpy_are_sizes(of, on):
         assert module.fold(columns, (of(4), of(4)), [of(2), 2], padding=of(0)).shape == (1, 3, 4, 4)
 
 
+@pytest.mark.parametrize("name", ["kernel_size", "dilation", "padding", "stride"])
 @pytest.mark.parametrize("wrong", [True, (True, 2), 2.0, torch.tensor(2), np.array(2)], ids=repr)
-def test_what_torch_takes_for_no_size_is_none(wrong):
-    image = COLUMNS.reshape(1, 2, 4, 9)
-    for name in ("kernel_size", "dilation", "padding", "stride"):
-        given = {"kernel_size": 2} | {name: wrong}
-        for module in (torch.nn.functional, gpufold.torch):
-            with pytest.raises(TypeError) as refused:
-                module.unfold(image, **given)
-        if module is gpufold.torch:
-            assert str(refused.value).startswith(f"unfold: {name} must be")
+def test_what_torch_takes_for_no_size_is_none(wrong, name):
+    for module in (torch.nn.functional, gpufold.torch):
+        with pytest.raises(TypeError) as refused:
+            module.unfold(COLUMNS[:, None], **{"kernel_size": 2} | {name: wrong})
+    assert str(refused.value).startswith(f"unfold: {name} must be")
     with pytest.raises(TypeError, match=r"^fold: output_size must be"):
         gpufold.torch.fold(COLUMNS, wrong, 2)
 
@@ -133,10 +130,9 @@ def test_what_torch_takes_for_no_size_is_none(wrong):
 def test_a_dilation_of_zero_is_refused_by_torchs_names_alone(dilation):
     image = torch.ones(1, 1, 4, 4)
     for module in (torch.nn.functional, gpufold.torch):
-        with pytest.raises(RuntimeError, match="dilation"):
-            module.unfold(image, 2, dilation=dilation)
-        with pytest.raises(RuntimeError, match="dilation"):
-            module.fold(COLUMNS, 4, 2, dilation=dilation)
+        for function, given in ((module.unfold, (image, 2)), (module.fold, (COLUMNS, 4, 2))):
+            with pytest.raises(RuntimeError, match="dilation"):
+                function(*given, dilation=dilation)
     assert gpufold.torch.im2col(image, (2, 2), dilations=0).shape == (1, 4, 16)
 
 
@@ -156,10 +152,13 @@ def test_a_module_keeps_a_window_of_its_own(module, kind):
         kept = module(2 if type(window) is list else (2,), window=window)
         same = [kept, copy.deepcopy(kept), pickle.loads(pickle.dumps(kept)), kept.to("cpu")]
         before = [buffer.clone() for buffer in kept.buffers()]
+        assert len(before) == (2 if type(window) is list else 1)
+        assert not kept.state_dict()
         given[:] = given + 4
         for each in same:
             assert type(each) is type(kept)
             assert all(map(torch.equal, each.buffers(), before))
+        assert {buffer.dtype for buffer in kept.half().buffers()} == {torch.float16}
 
 
 def test_a_window_that_learns_is_not_copied():
@@ -174,15 +173,12 @@ def test_a_window_that_learns_is_not_copied():
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        (
-            [[1.0, 2.0], [1.0, 2.0]],
-            "window must be a torch.Tensor or numpy.ndarray, .* got list; convert lists with torch.as_tensor",
-        ),
-        ("hann", "window must be a torch.Tensor or numpy.ndarray, .* got str$"),
+        ([[1.0, 2.0], [1.0, 2.0]], "must be a torch.Tensor or .* got list; convert lists with torch.as_tensor"),
+        ("hann", "must be a torch.Tensor or numpy.ndarray, .* got str$"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), "got a masked array"),
         (np.matrix([[1.0, 2.0], [1.0, 2.0]]), r"got numpy\.matrix"),
-        (np.ones((2, 2), complex), "window must hold real numbers that torch has, got dtype complex128"),
-        (np.array(["a", "b"]), "window must hold real numbers that torch has, got dtype <U1"),
+        (np.ones((2, 2), complex), "must hold real numbers that torch has, got dtype complex128"),
+        (np.array(["a", "b"]), "must hold real numbers that torch has, got dtype <U1"),
     ],
 )
 def test_a_module_takes_no_window_that_is_none(window, message):
@@ -238,15 +234,3 @@ def test_a_dtype_is_named_on_every_device():
         for wrong in ([], "cpu", "wide", torch.float16, np.int8):
             with pytest.raises(TypeError, match="col2im: dtype must be that of data, float32 or float64, got"):
                 gpufold.torch.col2im(COLUMNS[0].to(on), (4, 4), (2, 2), dtype=wrong)
-
-
-@pytest.mark.parametrize(
-    "window", [np.ones((2, 2)), [np.ones(2, np.float32), torch.ones(2)]], ids=["full", "separable"]
-)
-def test_a_window_of_numpy_becomes_a_buffer(window):
-    module = gpufold.torch.Fold(4, 2, window=window)
-    assert all(isinstance(buffer, torch.Tensor) for buffer in module.buffers())
-    assert len([*module.buffers()]) == (1 if isinstance(window, np.ndarray) else 2)
-    assert torch.equal(module(COLUMNS), fold(COLUMNS))
-    assert not module.state_dict()
-    assert {buffer.dtype for buffer in module.half().buffers()} == {torch.float16}
