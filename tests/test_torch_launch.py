@@ -21,6 +21,7 @@ from fronts import (
     as_array,
     as_tensor,
     in_dtypes,
+    lend,
     named,
     operation_of,
     passing_for_gpu,
@@ -112,6 +113,26 @@ def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that
     synchronize()
     with pytest.raises(gpufold.Unsupported, match="do not lie on multiples of their size"):
         gpufold.torch.add_blocks_(positions=positions, **given | {which: aligned(given[which], 1)})
+
+
+UNREADY = {
+    "float64": lambda weights: weights.to(torch.float64),
+    "transposed": lambda weights: weights.T.contiguous().T,
+    "negative": lambda weights: torch._neg_view(weights.neg()),
+    "integers": lambda weights: weights.to(torch.int32),
+}
+"""The same weights as kernels cannot read them."""
+
+
+@pytest.mark.parametrize("layout", UNREADY)
+def test_weights_of_an_operator_are_made_ready_for_kernels(launches, layout):
+    blocks, window, out = whole_numbers((2, 3, 2)), whole_numbers((3, 2)), whole_numbers((5, 4))
+    positions = lend(torch.tensor([[0, 0], [3, 2]]))
+    want = gpufold.add_blocks(*(each.numpy() for each in (out, blocks, positions)), window=window.numpy())
+    choices = "sum", False, "auto", True, True
+    got = torch.ops.gpufold.add_blocks(blocks, UNREADY[layout](window), positions, out, *choices)
+    synchronize()
+    assert_same_bits(got.numpy(), want)
 
 
 def test_blocks_of_an_empty_array_are_zero(launches, monkeypatch):

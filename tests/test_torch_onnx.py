@@ -10,7 +10,7 @@ import pytest
 import torch
 from fronts import EVERY, Operation, as_array, named, operation_of, taken
 from test_torch import Mode, tensors_of
-from test_torch_trace import Model
+from test_torch_trace import Model, network
 
 import gpufold.torch
 
@@ -120,25 +120,17 @@ def test_halves_are_summed_in_float32_by_onnx_too(dynamo):
     check(exported(summed, [rows], dynamo), [rows], want, ["reference"])
 
 
-def network(columns):
-    length = columns.shape[-1]
-    image = gpufold.torch.fold(columns, (length + 2, 6), (3, 6), window=torch.full((3, 6), 0.5))
-    blocks = gpufold.torch.unfold(image, (2, 3), padding=(0, 1))
-    volume = gpufold.torch.col2im(blocks, (length + 1, 6), (1, 1))
-    return gpufold.torch.array_to_blocks(volume, (2, 2), strides=1)
-
-
 @BOTH
 @pytest.mark.peer("onnxruntime")
 def test_the_batch_and_sizes_may_change(dynamo):
-    options = {"dynamic_axes": {"x": [0, 2]}, "input_names": ["x"]}
+    options, window = {"dynamic_axes": {"x": [0, 2]}, "input_names": ["x", "window"]}, torch.full((3, 6), 0.5)
     if dynamo:
         sizes = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("length", min=2)}
-        options = {"dynamic_shapes": {"given": (sizes,)}}
-    model = exported(network, [torch.ones(2, 36, 7)], dynamo, **options)
+        options = {"dynamic_shapes": {"given": (sizes, None)}}
+    model = exported(network, [torch.ones(2, 36, 7), window], dynamo, **options)
     for batch, length in ((2, 7), (5, 11), (1, 3)):
         columns = torch.randint(-9, 10, (batch, 36, length)).float()
-        check(model, [columns], network(columns))
+        check(model, [columns, window], network(columns, window))
 
 
 @BOTH

@@ -189,8 +189,11 @@ def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
 
 
 def network(columns, window):
-    image = gpufold.torch.fold(columns.sin(), (columns.shape[-1] + 2, 6), (3, 6), window=window)
-    return gpufold.torch.unfold(image, (3, 6)).cos()
+    length = columns.shape[-1]
+    image = gpufold.torch.fold(columns, (length + 2, 6), (3, 6), window=window)
+    blocks = gpufold.torch.unfold(image, (2, 3), padding=(0, 1))
+    volume = gpufold.torch.col2im(blocks, (length + 1, 6), (1, 1))
+    return gpufold.torch.array_to_blocks(volume, (2, 2), strides=1)
 
 
 def test_compile_serves_other_sizes_without_compiling_again():
