@@ -143,7 +143,7 @@ AVERAGED = [
 EVERY = [*LINEAR, *WINDOWED, *AVERAGED]
 EMPTY = [
     Operation("col2im", {"data": (0, 6, 6)}, FOLDED, FULL, "-without-batch"),
-    Operation("col2im", {"data": (2, 0, 6)}, FOLDED, suffix="-without-channels"),
+    Operation("col2im", {"data": (2, 0, 12)}, SYMMETRIC, suffix="-without-channels"),
     Operation("im2col", {"image": (0, 1, 4, 3)}, TAKEN, suffix="-without-batch"),
     Operation("im2col", {"image": (0, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric-without-batch"),
     Operation("array_to_blocks", {"array": (0, 1, 7)}, {"block_shape": (3,)}, suffix="-without-lead"),
