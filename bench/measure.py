@@ -92,11 +92,8 @@ class Bench:
             return
         if self.kind == "gpu":
             try:
-                operands = [
-                    Operand(array.shape, tuple(step // array.itemsize for step in array.strides))
-                    for array in (data, expected)
-                ]
-                row.chosen = plan_of(problem, "auto", dtype, device_facts(), operands).variant
+                given = Operand(data.shape, tuple(step // data.itemsize for step in data.strides))
+                row.chosen = plan_of(problem, "auto", dtype, device_facts(), given).variant
             except Exception as error:
                 self._note(row, CHOICE, error)
         calls: dict[str, Callable[[], Any]] = {}

@@ -258,8 +258,8 @@ class Problem:
         planes, size = geometry.planes, prod(geometry.image_size)
         pixel = pixels(geometry, library.asarray(self.positions()), library)
         weight = library.broadcast_to(library.asarray(self.block_weights("float64").ravel()), pixel.shape)
-        if self.operation not in AT_POSITIONS:
-            pixel, weight = pixel.T, weight.T  # columns have taps before blocks
+        if self.operation not in AT_POSITIONS:  # columns have taps before blocks
+            pixel, weight = library.ascontiguousarray(pixel.T), weight.T
         if self.operation in TAKING_APART:
             padded = library.zeros((planes, size + 1), data.dtype)
             padded[:, :-1] = data.reshape(planes, size)
@@ -295,13 +295,11 @@ class Problem:
         return 0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)
 
 
-def plan_of(
-    problem: Problem, variant: str, dtype: str, device: Device = H200, operands: Sequence[Operand] = ()
-) -> Plan:
-    """Plan a variant for a device, for contiguous arrays if no operands are given."""
-    operands = operands or [Operand.contiguous(shape) for shape in (problem.input_shape, problem.output_shape)]
+def plan_of(problem: Problem, variant: str, dtype: str, device: Device = H200, given: Operand | None = None) -> Plan:
+    """Plan a variant for a device, for a contiguous result, and for contiguous data if no others are given."""
     call = Call(problem.operation, problem.planned_geometry, dtype, problem.fusion, variant)
-    return choose(call, *operands, device)
+    result = Operand.contiguous(problem.output_shape)
+    return choose(call, given or Operand.contiguous(problem.input_shape), result, device)
 
 
 def pixels(geometry: SlidingGeometry, first: Any, library: Any = np) -> Any:

@@ -448,6 +448,13 @@ def test_each_problem_frees_its_memory_before_the_next(device, monkeypatch):
     assert len(freed) == 2, "the device's pool and that of pinned memory"
 
 
+def test_the_row_names_what_auto_takes_for_a_contiguous_result(device):
+    (problem,) = (problem.shrunk(1 << 12) for problem in select(["array_to_blocks-blocks-8x8"], quick=True, gpu=False))
+    row = Task(problem, "float32").row()
+    Bench("gpu", "", CpuClock(pause=lambda seconds: None), 1, 0.001, []).measure(problem, "float32", row)
+    assert row.chosen == plan_of(problem, "auto", "float32").variant
+
+
 # ---- memory
 
 
