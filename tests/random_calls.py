@@ -6,10 +6,6 @@ kernels of one tap to thousands, every layout, dtype and fusion. None of them ne
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Any
-
 from cases import KERNEL_MODES
 
 from gpufold.calls import PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
@@ -17,8 +13,6 @@ from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     AverageGeometry,
     Axis,
-    BlocksGeometry,
-    Geometry,
     PositionsGeometry,
     SlidingGeometry,
     SpaceGeometry,
@@ -37,11 +31,13 @@ DEVICES = (
 )
 
 
-def random_problem(rng: random.Random) -> Problem:
+def random_problem(rng):
     """Draw a call with its operands and a device: an everyday one, or one with something extreme."""
     operation = rng.choice(tuple(OPERATIONS))
     extreme = rng.random() < 0.4
-    geometry, input, output = _GEOMETRIES[operation](rng, extreme)
+    draw, *shapes = _GEOMETRIES[operation]
+    geometry = draw(rng, extreme)
+    input, output = _arrays(rng, extreme, geometry, *shapes)
     dtype = rng.choice([name for name, element in ELEMENT_TYPES.items() if element.weight or operation != "average"])
     itemsize = ELEMENT_TYPES[dtype].itemsize
     input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
@@ -52,7 +48,7 @@ def random_problem(rng: random.Random) -> Problem:
     return Problem(call, input, output, device)
 
 
-def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) -> Fusion:
+def _fusion(rng, operation, dtype, geometry):
     if isinstance(geometry, SpaceGeometry) or (operation not in ("add_blocks", "average") and rng.random() < 0.4):
         return PLAIN
     if operation == "average":
@@ -74,18 +70,18 @@ def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) 
 # Numbers
 
 
-def _number(rng: random.Random, extreme: bool, small: int) -> int:
+def _number(rng, extreme, small):
     """Draw a number of at least 1: mostly small, and of any magnitude up to 2**62 in an extreme call."""
     if extreme and rng.random() < 0.25:
         return max(1, rng.choice((1 << rng.randint(0, 62), rng.getrandbits(rng.randint(1, 62)))) + rng.randint(-1, 1))
     return rng.choice((1, 1, 2, 3, 4, 8, 16, rng.randint(1, small), rng.randint(1, small)))
 
 
-def _rank(rng: random.Random, extreme: bool) -> int:
+def _rank(rng, extreme):
     return rng.choice((7, 9, 12, 20)) if extreme and rng.random() < 0.05 else rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 6))
 
 
-def _axis(rng: random.Random, extreme: bool, taps: int) -> Axis:
+def _axis(rng, extreme, taps):
     """Draw an axis with at least one block."""
     size = rng.choice((_number(rng, extreme, 40), _number(rng, extreme, 600), rng.choice((4096, 65536))))
     kernel = rng.choice((1, 2, 3, 4, 5, 7, 8, _number(rng, extreme, taps), _number(rng, extreme, 16 * taps)))
@@ -103,7 +99,7 @@ def _axis(rng: random.Random, extreme: bool, taps: int) -> Axis:
     return Axis(size, kernel, stride, dilation, begin, end)
 
 
-def _lead(rng: random.Random, extreme: bool) -> int:
+def _lead(rng, extreme):
     """Draw a batch or a number of channels."""
     return (
         rng.choice((0, 1, 1, 2, 3, 16, _number(rng, extreme, 300))) if rng.random() < 0.2 else _number(rng, extreme, 64)
@@ -114,7 +110,7 @@ def _lead(rng: random.Random, extreme: bool) -> int:
 # Layouts
 
 
-def _laid_out(rng: random.Random, shape: tuple[int, ...], extreme: bool, readable: bool) -> Operand:
+def _laid_out(rng, shape, extreme, readable):
     """Draw the strides of an array: contiguous, transposed, with gaps, turned, and broadcast where it is only read."""
     if rng.random() < 0.5:
         return Operand.contiguous(shape)
@@ -134,13 +130,13 @@ def _laid_out(rng: random.Random, shape: tuple[int, ...], extreme: bool, readabl
     return Operand(shape, tuple(strides))
 
 
-def _aligned(rng: random.Random, operand: Operand, itemsize: int) -> Operand:
+def _aligned(rng, operand, itemsize):
     """Draw the alignment of the first byte: that of an allocation, or of any element."""
     alignment = 256 if rng.random() < 0.6 else rng.choice([step for step in (1, 2, 4, 8, 16, 32) if step >= itemsize])
     return Operand(operand.shape, operand.strides, alignment)
 
 
-def _together(geometry: SlidingGeometry) -> Operand:
+def _together(geometry):
     """Describe split columns that lie in memory with the taps of a block together."""
     rank, shape = len(geometry.axes), geometry.split_columns_shape
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
@@ -152,13 +148,13 @@ def _together(geometry: SlidingGeometry) -> Operand:
 # Geometries, each with the arrays that a call has
 
 
-def _sliding(rng: random.Random, extreme: bool) -> SlidingGeometry:
+def _sliding(rng, extreme):
     rank = _rank(rng, extreme)
     axes = tuple(_axis(rng, extreme, {1: 600, 2: 40, 3: 8}.get(rank, 3)) for _ in range(rank))
     return SlidingGeometry(_lead(rng, extreme) if rng.random() < 0.8 else None, _lead(rng, extreme), axes)
 
 
-def _blocks(rng: random.Random, extreme: bool) -> BlocksGeometry:
+def _blocks(rng, extreme):
     lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
     axes = [_axis(rng, extreme, 40) for _ in range(_rank(rng, extreme))]
     return array_to_blocks_geometry(
@@ -168,7 +164,7 @@ def _blocks(rng: random.Random, extreme: bool) -> BlocksGeometry:
     )
 
 
-def _placed(rng: random.Random, extreme: bool) -> PositionsGeometry:
+def _placed(rng, extreme):
     rank = _rank(rng, extreme)
     lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 0, 1, 2, 3, 4))))
     return PositionsGeometry(
@@ -179,7 +175,7 @@ def _placed(rng: random.Random, extreme: bool) -> PositionsGeometry:
     )
 
 
-def _space(rng: random.Random, extreme: bool) -> SpaceGeometry:
+def _space(rng, extreme):
     rank = _rank(rng, extreme)
     block, begin, end, grid = [], [], [], []
     for _ in range(rank):
@@ -191,37 +187,30 @@ def _space(rng: random.Random, extreme: bool) -> SpaceGeometry:
     return SpaceGeometry(_lead(rng, extreme), *map(tuple, (block, begin, end, grid)))
 
 
-def _average(rng: random.Random, extreme: bool) -> AverageGeometry:
+def _average(rng, extreme):
     shape = tuple(_number(rng, extreme, 600) for _ in range(_rank(rng, extreme)))
     lead = rng.randint(0, len(shape))
     return AverageGeometry(shape[:lead], shape[lead:])
 
 
-def _drawn(
-    draw: Callable[..., Any], read_shape: str, written_shape: str
-) -> Callable[..., tuple[Geometry, Operand, Operand]]:
-    """Draw a geometry, and the arrays whose shapes these attributes of it are."""
-
-    def geometry_and_arrays(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
-        geometry = draw(rng, extreme)
-        read = _laid_out(rng, getattr(geometry, read_shape), extreme, True)
-        written = _laid_out(rng, getattr(geometry, written_shape), extreme, False)
-        if isinstance(geometry, SlidingGeometry) and rng.random() < 0.3:
-            columns = _together(geometry)
-            return (geometry, columns, written) if read_shape == "columns_shape" else (geometry, read, columns)
-        return geometry, read, written
-
-    return geometry_and_arrays
+def _arrays(rng, extreme, geometry, read_shape, written_shape):
+    """Describe the arrays whose shapes these attributes of a geometry are."""
+    read = _laid_out(rng, getattr(geometry, read_shape), extreme, True)
+    written = _laid_out(rng, getattr(geometry, written_shape), extreme, False)
+    if isinstance(geometry, SlidingGeometry) and rng.random() < 0.3:
+        columns = _together(geometry)
+        return (columns, written) if read_shape == "columns_shape" else (read, columns)
+    return read, written
 
 
 _GEOMETRIES = {
-    "col2im": _drawn(_sliding, "columns_shape", "image_shape"),
-    "im2col": _drawn(_sliding, "image_shape", "columns_shape"),
-    "blocks_to_array": _drawn(_blocks, "blocks_shape", "array_shape"),
-    "array_to_blocks": _drawn(_blocks, "array_shape", "blocks_shape"),
-    "add_blocks": _drawn(_placed, "blocks_shape", "array_shape"),
-    "take_blocks": _drawn(_placed, "array_shape", "blocks_shape"),
-    "average": _drawn(_average, "array_shape", "array_shape"),
-    "batch_to_space": _drawn(_space, "batch_shape", "space_shape"),
-    "space_to_batch": _drawn(_space, "space_shape", "batch_shape"),
+    "col2im": (_sliding, "columns_shape", "image_shape"),
+    "im2col": (_sliding, "image_shape", "columns_shape"),
+    "blocks_to_array": (_blocks, "blocks_shape", "array_shape"),
+    "array_to_blocks": (_blocks, "array_shape", "blocks_shape"),
+    "add_blocks": (_placed, "blocks_shape", "array_shape"),
+    "take_blocks": (_placed, "array_shape", "blocks_shape"),
+    "average": (_average, "array_shape", "array_shape"),
+    "batch_to_space": (_space, "batch_shape", "space_shape"),
+    "space_to_batch": (_space, "space_shape", "batch_shape"),
 }
