@@ -27,16 +27,10 @@ def test_torch_has_the_same_bits():
 
 
 @pytest.mark.peer("sigpy")
-@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("lead", [(), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize(
     ("size", "block", "strides"),
-    [
-        ((40,), (9,), (4,)),
-        ((17, 23), (4, 5), (2, 3)),
-        ((16, 16), (4, 4), (4, 4)),
-        ((12, 30), (7, 7), (1, 1)),
-        ((9, 10, 11), (3, 2, 4), (2, 1, 3)),
-    ],
+    [((40,), (9,), (4,)), ((17, 23), (4, 5), (2, 3)), ((9, 10, 11), (3, 2, 4), (2, 1, 3))],
 )
 def test_sigpy_has_the_same_bits(lead, size, block, strides):
     """It adds the blocks' elements in lexicographic order too."""

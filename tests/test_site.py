@@ -122,23 +122,16 @@ def opened(browser, size, address):
     )
 
 
-def test_no_page_has_an_error_or_a_missing_picture(browser, address):
-    wrong = []
+def test_every_page_is_whole_and_as_wide_as_a_phone(browser, address):
+    """Without an error, and with all of its pictures."""
+    wrong, missing = [], "return [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
     for page in DOCUMENTS:
         opened(browser, WIDE, f"{address}/{page}")
         wrong += [f"{page}: {entry['message']}" for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-        missing = "return [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
         wrong += [f"{page}: {source} is missing" for source in browser.execute_script(missing)]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_every_page_is_as_wide_as_a_phone(browser, address):
-    wrong = []
-    for page in DOCUMENTS:
         opened(browser, PHONE, f"{address}/{page}")
         width = browser.execute_script("return document.documentElement.scrollWidth")
-        if width > PHONE[0]:
-            wrong.append(f"{page} is {width} pixels wide")
+        wrong += [f"{page} is {width} pixels wide"] if width > PHONE[0] else []
     assert not wrong, "\n".join(wrong)
 
 
