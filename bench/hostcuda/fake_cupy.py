@@ -483,8 +483,7 @@ class ndarray:
 
     @property
     def flags(self):
-        flags = self._addresses().flags
-        return SimpleNamespace(c_contiguous=flags.c_contiguous, f_contiguous=flags.f_contiguous)
+        return self._addresses().flags
 
     @property
     def __cuda_array_interface__(self):
@@ -532,8 +531,7 @@ class ndarray:
     def astype(self, dtype, copy=True):
         if not copy and np.dtype(dtype) == self.dtype:
             return self
-        order = "F" if self.flags.f_contiguous and not self.flags.c_contiguous else "C"
-        return _elementwise(_cast(self.dtype, dtype), ndarray(self.shape, dtype, order=order), self)
+        return _elementwise(_cast(self.dtype, dtype), empty_like(self, dtype), self)
 
     def copy(self, order="C"):
         return _elementwise(lambda got: got, ndarray(self.shape, self.dtype, order=order), self)
@@ -672,7 +670,7 @@ def copyto(dst, src):
 
 
 def empty_like(prototype, dtype=None):
-    order = "F" if prototype.flags.f_contiguous and not prototype.flags.c_contiguous else "C"
+    order = "F" if prototype.flags.fnc else "C"
     return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype, order=order)
 
 
