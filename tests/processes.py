@@ -1,14 +1,33 @@
-"""What the GPU tests of several processes, which share one device, owe each other."""
+"""Processes of their own for tests, and what the GPU tests of several, which share one device, owe each other."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def python(*arguments: str, given: str | None = None, **variables: str) -> str:
+    """Run Python in a process of its own, which finds the checkout and its tests; return what it printed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests", *sys.path[1:])))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=CHECKOUT,
+        env=inherited | {"PYTHONPATH": paths} | variables,
+        input=given,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @contextmanager

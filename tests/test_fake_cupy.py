@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import python
 
 from bench.hostcuda import fake_cupy
-
-CHECKOUT = Path(__file__).parents[1]
 
 
 @pytest.mark.peer("cupy")
@@ -42,14 +37,5 @@ def test_it_has_nothing_and_takes_no_argument_that_cupy_does_not():
     ids=" ".join,
 )
 def test_the_gpu_tests_pass_on_a_stand_in_for_cupy(words):
-    paths = [str(CHECKOUT), str(CHECKOUT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q", *words],
-        cwd=CHECKOUT,
-        env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert fake_cupy.BANNER in done.stdout
+    plugins = "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider"
+    assert fake_cupy.BANNER in python("-m", "pytest", *plugins, "-q", *words)

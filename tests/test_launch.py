@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 import specialisations as specialised
 from fronts import on_the_stand_in
+from processes import CHECKOUT, python
 from specialisations import SOURCES
 
 import gpufold
@@ -28,18 +27,6 @@ from gpufold.gpu import sources
 from gpufold.gpu.plan import H200
 
 pytestmark = pytest.mark.peer("cupy")
-
-CHECKOUT = Path(__file__).parents[1]
-
-
-def python(*arguments, path=(), variables=None, given=None):
-    """Run Python in a process of its own, which finds the checkout and its tests; return what it printed."""
-    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests", *path)))
-    environment = os.environ | {"PYTHONPATH": paths} | (variables or {})
-    done = subprocess.run([sys.executable, *arguments], env=environment, input=given, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
 
 # ---------------------------------------------------------------------------------------------
 # What is compiled
@@ -97,9 +84,7 @@ def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
         for text in sample.values()
         for architecture in (75, 90, 120)
     ]
-    found = python(
-        "-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), path=sys.path, given=json.dumps(asked)
-    )
+    found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps(asked))
     assert tuple(map(int, found.split())) >= least
     assert len(asked) > 70
 
@@ -112,7 +97,7 @@ def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
         "plan = gpufold.explain('col2im', ((2, 27, 64), 'float32'), (8, 8), (3, 3), pads_begin=1, pads_end=1).plan\n"
         "print(program(plan.source, plan.symbol, plan.defines), options())"
     )
-    assert len({python("-c", show, variables={"PYTHONHASHSEED": seed}) for seed in "12"}) == 1
+    assert len({python("-c", show, PYTHONHASHSEED=seed) for seed in "12"}) == 1
 
 
 @pytest.fixture
@@ -265,4 +250,4 @@ assert (image.get() == gpufold.col2im(host, (56, 56), (3, 3), pads_begin=1, pads
 def test_what_the_documents_show_runs_on_the_stand_in(tmp_path):
     blocks = re.findall(r"^```py\n(.*?)^```", (CHECKOUT / "docs/gpu.md").read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3
-    python("-c", SHOWN.format("\n".join(blocks)), variables={"GPUFOLD_CACHE_DIR": str(tmp_path)})
+    python("-c", SHOWN.format("\n".join(blocks)), GPUFOLD_CACHE_DIR=str(tmp_path))

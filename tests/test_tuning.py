@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits
 from executors import calls_of
 from fronts import on_the_stand_in
+from processes import python
 from test_gpu import EVERY_CALL, captured
 
 import gpufold
@@ -360,19 +360,10 @@ for number in range(200):
 """
 
 
-def python(text, *arguments, **variables):
-    """Run Python in a process of its own, which finds the checkout and its tests."""
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
-    environment = os.environ | {"PYTHONPATH": paths} | variables
-    return subprocess.Popen(
-        [sys.executable, "-c", text, *arguments], env=environment, stdout=subprocess.PIPE, text=True
-    )
-
-
 def test_processes_that_append_lose_no_line(monkeypatch, tmp_path):
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
-    children = [python(APPENDS, name) for name in "ab"]
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda name: python("-c", APPENDS, name), "ab"))
     assert len(tuning._read(tuning.file_of(H200))) == 400
 
 
@@ -390,7 +381,7 @@ print(tuning.wanted(), inside, len(tuning.known(H200)))
 def test_the_environment_turns_it_on_and_off(monkeypatch, tmp_path, setting, want):
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
     tuning.file_of(H200).write_text(json.dumps({"key": "a", "seconds": {"gather": 1.0}}))
-    assert python(SETTING, GPUFOLD_AUTOTUNE=setting).communicate()[0].strip() == want
+    assert python("-c", SETTING, GPUFOLD_AUTOTUNE=setting).strip() == want
 
 
 # ---------------------------------------------------------------------------------------------
