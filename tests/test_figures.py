@@ -23,7 +23,7 @@ from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
 from gpufold.gpu.registry import choose
-from gpufold.gpu.sources import KERNELS, program
+from gpufold.gpu.sources import KERNELS, program, symbols
 from gpufold.operations import variants
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
@@ -51,13 +51,6 @@ def test_every_kernel_compiles_for_every_dtype(source):
             assert hostcuda.cubin.compile(source, defines, 90), defines
 
 
-SYMBOLS = sorted(
-    symbol
-    for source in SOURCES
-    for symbol in re.findall(r"^ *(\w+)\(const Scalar", (KERNELS / source).read_text(), re.M)
-)
-
-
 def launch_bounds(plan):
     """Return the threads of a block that a plan's kernel is compiled for, and the blocks of a multiprocessor."""
     options = ["-std=c++17", f"-I{KERNELS}", "-arch=compute_75"]
@@ -67,7 +60,7 @@ def launch_bounds(plan):
     return int(threads[1]), int(blocks[1] if blocks else 1)
 
 
-@pytest.mark.parametrize("symbol", SYMBOLS)
+@pytest.mark.parametrize("symbol", [symbol for source in SOURCES for symbol in symbols(source)])
 def test_machine_code_takes_what_plans_say_and_any_multiprocessor_has(symbol):
     """Of four specialisations of each kernel: two drawn ones, and those of most shared memory and the widest words.
 

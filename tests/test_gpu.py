@@ -14,7 +14,7 @@ import gc
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -337,26 +337,25 @@ def strided(cupy, host):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.float16], ids=lambda dtype: dtype.__name__)
 def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
-    rng, taps = np.random.default_rng(3), SLIDING.kernel_size
-    full, axes = (rng.random(taps) * 9).astype(dtype), tuple((rng.random(extent) * 9).astype(dtype) for extent in taps)
+    full, first, second = (values(shape, dtype, 3) for shape in (SLIDING.kernel_size, *SLIDING.kernel_size))
     if dtype == np.float64:
-        full[0, :2], axes[0][0], axes[1][:2] = (1e-40, 1e-50), -3e-41, (2e-39, 1e-320)  # denormal, and less, in float32
-    there = strided(cupy, full), tuple(strided(cupy, weights) for weights in axes)
-    for call, (window, on_gpu) in product((FOLD, UNFOLD), zip((full, axes), there, strict=True)):
+        full[0, :2], first[0], second[:2] = (1e-40, 1e-50), -3e-41, (2e-39, 1e-320)  # denormal, and less, in float32
+    for call, window in product((FOLD, UNFOLD), (full, (first, second))):
+        there = call.with_options(window=window).with_window(partial(strided, cupy))
         want = call.on(call.data, window=window)
-        assert_same_bits(cupy.asnumpy(call.on(cupy.asarray(call.data), window=on_gpu)), want, f"{call} {dtype}")
+        assert_same_bits(cupy.asnumpy(there.on(cupy.asarray(call.data))), want, f"{call} {dtype}")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64], ids=lambda dtype: dtype.__name__)
 def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
-    adding, _ = calls_of(POSITIONS_CASES[10], np.float32)
-    blocks, positions = adding.arguments
+    _, taking = calls_of(POSITIONS_CASES[10], np.float32)
+    positions, block = taking.arguments
     positions = np.random.default_rng(4).integers(0, 100, positions.shape).astype(dtype)
     positions[3] = -1 if dtype != np.uint64 else 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
-    want, array, blocks = gpufold.add_blocks(adding.data, blocks, positions), *map(cupy.asarray, (adding.data, blocks))
+    want, array = gpufold.take_blocks(taking.data, positions, block), cupy.asarray(taking.data)
     for places in (cupy.asarray(positions), strided(cupy, positions)):
-        assert_same_bits(cupy.asnumpy(gpufold.add_blocks(array, blocks, places)), want, dtype)
+        assert_same_bits(cupy.asnumpy(gpufold.take_blocks(array, places, block)), want, dtype)
 
 
 def through_interface(cupy, array):
@@ -402,18 +401,13 @@ def test_imported_arrays_are_used_in_place(cupy, imported):
 # Streams, graphs, devices, threads
 
 
-class Gate:
-    """Holds a stream up until it is opened."""
-
-    def __init__(self, stream):
-        self._opened = threading.Event()
-        stream.launch_host_func(lambda opened: opened.wait(60), self._opened)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._opened.set()
+@contextmanager
+def held_up(stream):
+    """Let a stream wait until the block ends."""
+    opened = threading.Event()
+    stream.launch_host_func(lambda opened: opened.wait(60), opened)
+    yield
+    opened.set()
 
 
 def arrays_on(cupy, call):
@@ -425,10 +419,7 @@ def arrays_on(cupy, call):
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", EVERY_CALL, ids=attrgetter("operation"))
 def test_a_call_waits_for_its_stream_and_the_caller_for_nothing(cupy, call):
-    """Behind a gate the stream receives all that is read, positions too, which nobody has looked at, and the call.
-
-    Everything else in the device ends before it opens.
-    """
+    """While it is held up the stream receives all that is read, positions too, and the call; all else has ended."""
     arrays, there = arrays_on(cupy, call)
     sources = [each.copy() for each in arrays]
     data, out = arrays[0], cupy.asarray(call.on(call.data))
@@ -442,7 +433,7 @@ def test_a_call_waits_for_its_stream_and_the_caller_for_nothing(cupy, call):
             spoil(out)
         stream.synchronize()
         allocated = pool.total_bytes()
-        with stream, Gate(stream):
+        with stream, held_up(stream):
             for array, source in zip(arrays, sources, strict=True):
                 array.data.copy_from_device_async(source.data, source.nbytes, stream)
             there.on(data, out=out, variant=variant)
@@ -770,8 +761,6 @@ def test_tiles_are_mapped_where_they_are(cupy, mode):
     into = np.zeros_like(want)
     assert gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), strides=(6, 5), out=into, **options) is into
     assert_same_bits(into, want)
-    rows = gpufold.take_blocks(cupy.asarray(image), cupy.asarray([-3, 4, 30]), 5, mode=mode)  # of one axis, a vector
-    assert_same_bits(cupy.asnumpy(rows), gpufold.take_blocks(image, [-3, 4, 30], 5, mode=mode))
 
 
 @pytest.mark.gpu
