@@ -41,7 +41,7 @@ from cases import (
     values,
     window_of,
 )
-from executors import ONE_THREAD, Call, arrays_of, calls_of, plans_of, wide_offsets
+from executors import GIVEN, ONE_THREAD, OPERATIONS_OF, Call, arrays_of, calls_of, plans_of, wide_offsets
 from numpy.lib.array_utils import byte_bounds
 from processes import alone, end_where_the_device_is_dead
 from test_kernels import ROWS, assert_answer, compare, drawn, drawn_call, expected, laid_out
@@ -623,50 +623,41 @@ def most_of_the_memory(cupy):
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-SIDES = {
-    "col2im": ("columns", "image"),
-    "im2col": ("image", "columns"),
-    "batch_to_space": ("batch", "image"),
-    "space_to_batch": ("image", "batch"),
-    "blocks_to_array": ("blocks", "image"),
-    "array_to_blocks": ("image", "blocks"),
+AS_IT_IS = (0, 1, 2, 3, 4)
+ON_A_GRID = {
+    "col2im": (0, 2, 4, 1, 3),
+    "im2col": AS_IT_IS,
+    "blocks_to_array": (0, 1, 3, 2, 4),
+    "array_to_blocks": AS_IT_IS,
+    "batch_to_space": (2, 4, 0, 1, 3),
+    "space_to_batch": AS_IT_IS,
 }
-ORDERS = {"image": (0, 1, 2, 3, 4), "columns": (0, 2, 4, 1, 3), "batch": (2, 4, 0, 1, 3), "blocks": (0, 1, 3, 2, 4)}
-"""What an operation takes and gives, and in which order its memory has the axes (channels, height/2, 2, width/2, 2)."""
+"""In which order what an operation reads has the axes (channels, height/2, 2, width/2, 2) in memory."""
 
 
 def on_a_grid(cupy, extents, operation, dtype, **options):
     """The first and last rows of an array of these extents that is taken into blocks of 2x2, or made of them."""
-    (channels, height, width), sides = extents, SIDES[operation]
-    shapes = {
-        "image": (1, *extents),
-        "columns": (1, 4 * channels, height * width // 4),
-        "batch": (4, channels, height // 2, width // 2),
-        "blocks": (1, channels, height // 2, width // 2, 2, 2),
-    }
-    arguments = {
-        "col2im": (extents[1:], (2, 2)),
-        "im2col": ((2, 2),),
-        "blocks_to_array": (shapes["image"], (2, 2)),
-        "array_to_blocks": ((2, 2),),
-    }.get(operation, ((1, 1, 2, 2),))
-    options |= {} if "space" in operation else {"strides": 2}
-    data, result = (cupy.zeros(shapes[side], dtype) for side in sides)
-    places, rows = [], min(8, height // 2)
-    for array, side in zip((data, result), sides, strict=True):
-        sizes = [(channels, height // 2, 2, width // 2, 2)[axis] for axis in ORDERS[side]]
-        by_blocks = array.reshape(sizes).transpose(*np.argsort(ORDERS[side]).tolist())
+    channels, height, width = extents
+    cases = (
+        Case("grid", (height, width), (2, 2), 2, batch=1, channels=channels),
+        BlocksCase("grid", (1, *extents), (2, 2), (2, 2)),
+        SpaceCase("grid", (4, channels, height // 2, width // 2), (1, 1, 2, 2), (0,) * 4, (0,) * 4),
+    )
+    (case,) = (case for case in cases if operation in OPERATIONS_OF[type(case)])
+    places, arrays, rows = [], [], min(8, height // 2)
+    for each in sorted(OPERATIONS_OF[type(case)], key=lambda name: name != operation):  # whose result the other reads
+        arrays.append(cupy.zeros(GIVEN[each](case)[0], dtype))
+        sizes = [(channels, height // 2, 2, width // 2, 2)[axis] for axis in ON_A_GRID[each]]
+        by_blocks = arrays[-1].reshape(sizes).transpose(*np.argsort(ON_A_GRID[each]).tolist())
         places.append((by_blocks[0, :rows], by_blocks[-1, -rows:]))
+    (data, result), (_, arguments, steps) = arrays, GIVEN[operation](case)
     if not options.get("accumulate"):
         spoil(result)
-    return *places, result, partial(getattr(gpufold, operation), data, *arguments, **options, out=result)
+    return *places, result, partial(getattr(gpufold, operation), data, *arguments, **steps, **options, out=result)
 
 
 def at_positions(cupy, extents, operation, dtype, many=False, **options):
-    """Blocks at the first and the last corner of an array of these extents, or as many in a small one.
-
-    The others lie outside.
-    """
+    """Blocks at both corners of an array of these extents, or, as many as these say, of a small one; others outside."""
     lead, size, count, block = extents[: extents[0] > 1], extents[1:], 5, (8, 8)
     if many:
         lead, (count, *block) = (), extents
@@ -709,7 +700,7 @@ PAST_32_BITS = [
     *(
         (of, extents, operation, {"variant": variant} | many)
         for of, operations, extents, many in (
-            *((on_a_grid, SIDES, extents, {}) for extents in (PLANES, PLANE)),
+            *((on_a_grid, ON_A_GRID, extents, {}) for extents in (PLANES, PLANE)),
             *((at_positions, ("add_blocks", "take_blocks"), extents, {}) for extents in (PLANES, PLANE)),
             (at_positions, ("add_blocks", "take_blocks"), PLANES, {"many": True}),
         )
