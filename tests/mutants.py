@@ -46,13 +46,14 @@ _NEIGHBOURS = [pair.split() for pair in _PAIRS]
 SWAPS = {new: old for old, new in reversed(_NEIGHBOURS)} | {old: new for old, new in _NEIGHBOURS}
 """What replaces an operator."""
 
-KERNELS_AND_PLANNERS = ("kernels/*.cu*", "gpufold/gpu/variants/*.py", "gpufold/gpu/*.py")
+KERNELS_AND_PLANNERS = ("kernels/*.cu*", "gpufold/gpu/variants/*.py", "gpufold/gpu/[cpr]*.py")
 POOL = (
     *KERNELS_AND_PLANNERS,
     "gpufold/*.py",
     "gpufold/cpu/*.py",
     "gpufold/dask/*.py",
     "gpufold/geometry/*.py",
+    "gpufold/gpu/[!cpr]*.py",
     "gpufold/jax/*.py",
 )
 

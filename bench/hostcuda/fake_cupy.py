@@ -4,8 +4,8 @@
 
 As a plugin of pytest it is what `import cupy` finds; imported otherwise it changes nothing. It has what gpufold and
 tests/test_gpu.py call of CuPy 14.2, no more, and raises what CuPy raises. What CuPy lets pass and a GPU would punish
-raises Misuse: arguments that are not the kernel's in number, kind or size, arrays of another device, bytes written
-outside an allocation.
+raises Misuse: arguments that are not the kernel's in number or size, memory of another device, bytes written outside an
+allocation.
 
 Two devices have memory of their own, in the host's. Work for a device is queued, stream by stream, and done as late as
 possible: when the stream or its device is waited for. So a caller that forgets to wait reads garbage on every run, and
