@@ -9,6 +9,7 @@ from functools import partial
 from itertools import cycle
 from math import prod
 from time import process_time
+from timeit import repeat
 
 import numpy as np
 import pytest
@@ -190,12 +191,7 @@ def lopsided_axes(rng, elements):
 
 def least_time_of(call):
     """Return what a call takes at least of three times; more than one thread counts as that."""
-    times = []
-    for _ in range(3):
-        start = process_time()
-        call()
-        times.append(process_time() - start)
-    return min(times)
+    return min(repeat(call, timer=process_time, number=1, repeat=3))
 
 
 def drawn_cases():
