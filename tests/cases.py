@@ -196,6 +196,11 @@ CASES_OF_KERNELS = {
         Case("rows-with-weights", (11, 21), (4, 6), (2, 1), (1, 2), (1, 4), (2, 0), batch=1, channels=1),
         Case("segments-that-no-block-reaches", (3, 150), (2, 4), (1, 2), (1, 2), (0, 140), 0, batch=1, channels=1),
     ),
+    ("col2im", "atomic"): (
+        Case("scattered", (9, 13), (3, 2), (2, 1), (1, 2), (1, 0), (0, 2)),
+        Case("volume-in-any-order", (4, 5, 6), (2, 3, 2), 1, (2, 1, 1), (1, 0, 1), (0, 1, 1), channels=2),
+        Case("row-in-any-order", (1, 60), (1, 7), (1, 3), (1, 2), (0, 4), (0, 1)),
+    ),
     ("im2col", "direct"): (
         Case("stride-16-padded", (40, 44), (16, 16), 8, 1, (3, 5), (2, 0), batch=1, channels=2),
         Case("half-overlap-dilated", (60,), (12,), 16, 3, 5, 6),

@@ -197,6 +197,8 @@ def drawn(row, number) -> Drawn:
             read = written = "contiguous"
             if row.variant in SERVED:
                 dtype, fusion = rng.choice(SERVED[row.variant]), ("sum", "none", False)
+                if row.variant == "atomic" and np.dtype(dtype) in INEXACT:
+                    fusion = ("sum", rng.choice(("separable", "full")), False)
     what = Drawn(
         rng.randrange(1000),
         tuple(names),
