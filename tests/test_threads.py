@@ -227,17 +227,20 @@ def test_threads_that_are_too_many_end():
     assert len(serving()) <= 1
 
 
-def test_where_no_thread_starts_a_call_works_alone_and_leaves_nothing(monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
 
-    gpufold.set_num_threads(4)
-    want = fold()
-    gpufold.set_num_threads(4)
-    monkeypatch.setattr(threads, "start_new_thread", refuse)
+
+@pytest.mark.parametrize(("name", "value"), [("start_new_thread", refuse), ("_c", None)])
+def test_a_call_works_alone_where_no_thread_starts_or_no_mode_can_be_passed_on(name, value, monkeypatch):
+    want, seen = fold(), set()
+    gpufold.set_num_threads(4)  # of which none has started
+    monkeypatch.setattr(threads, name, value)
+    threads.for_each(lambda number: seen.add(threading.get_ident()), numbers(50))
+    assert seen == {threading.get_ident()}
     for _ in range(3):
         assert_same_bits(fold(), want)
-    assert threads._helpers.asked.empty()
+    assert threads._helpers.asked.empty(), "nothing is left"
 
 
 def test_calls_that_no_helper_is_free_for_leave_few_requests():
@@ -351,15 +354,6 @@ def test_a_call_flushes_denormals_where_its_caller_does():
     import torch
 
     under(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False))
-
-
-def test_a_call_works_alone_where_no_mode_can_be_passed_on(monkeypatch):
-    want, seen = fold(), set()
-    monkeypatch.setattr(threads, "_c", None)
-    gpufold.set_num_threads(3)
-    threads.for_each(lambda number: seen.add(threading.get_ident()), numbers(50))
-    assert seen == {threading.get_ident()}
-    assert_same_bits(fold(), want)
 
 
 @pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.all)])
