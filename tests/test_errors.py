@@ -434,6 +434,22 @@ BAD_CALLS = [
         (grid(size=(7, 5), block_shape=6, last=last), ValueError, ["6 on spatial axis 1, where size is 5"])
         for last in ("shift", "even", "drop")
     ),
+    # --- stitchers
+    (stitching(output_shape=(8.0, 9)), TypeError, ["output_shape must be an integer or a sequence"]),
+    (stitching(block_shape=None), TypeError, ["block_shape must be an integer or a sequence"]),
+    *(
+        (stitching(output_shape=shape, block_shape=block), ValueError, ["shape must be"])
+        for shape, block in (((9,), (4, 5)), ((8, 9), (4, 0)), ((8, -1), 4), ((8, 9), ()))
+    ),
+    (stitching(output_shape=(None, 9), block_shape=(4,)), ValueError, ["here axis 1, got None for axes [0]"]),
+    (stitching(output_shape=(None, None)), ValueError, ["got None for axes [0, 1]"]),
+    (stitching(reduction="men"), ValueError, ["reduction must be one of sum, mean, least_squares, got 'men'"]),
+    (stitching(window=np.ones((5, 4))), ValueError, ["window must have the shape (4, 4)"]),
+    (stitching(window=[np.ones(4)]), ValueError, ["window must be", "one array per axis, 2 in"]),
+    (stitching(window=[[1, 2, 3, 4]]), TypeError, ["window must be an", "convert it with numpy.asarray("]),
+    (stitching(window=np.ma.ones((4, 4))), TypeError, ["window must be a numpy.ndarray", "without a mask"]),
+    (stitching(output_shape=(2**63,), slabs=True), ValueError, ["no extent may be larger than"]),
+    (stitching(output_shape=(8,), block_shape=2**70), ValueError, ["no extent may be larger than"]),
     # --- tiles that are mapped
     (mapping(block_shape=(1, 2, 3, 4)), ValueError, ["block_shape must have one value"]),
     (mapping(batch=0), ValueError, ["batch must be an integer of at least 1, got 0"]),
@@ -470,7 +486,8 @@ def is_of_any_kind(call):
     """Return whether a bad call can be made with arrays of any kind: NumPy alone has some dtypes, `out` and views."""
     (function, arguments), _, facts = call
     arrays = [each for each in arguments.values() if hasattr(each, "dtype")]
-    of_numpy = "out" in arguments or "accumulate" in arguments or function in (gpufold.map_tiles, gpufold.onnx.col2im)
+    numpys = gpufold.map_tiles, gpufold.onnx.col2im, gpufold.Stitcher
+    of_numpy = "out" in arguments or "accumulate" in arguments or function in numpys
     in_memory = any(word in fact for fact in facts for word in ("share no memory", "writeable", "itself", "be a numpy"))
     return bool(arrays) and not of_numpy and not in_memory and all(each.dtype in DTYPES for each in arrays)
 

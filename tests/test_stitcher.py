@@ -259,31 +259,6 @@ def test_there_are_slabs_only_where_they_are_wanted():
         gpufold.Stitcher((8, 9), (4, 5)).finished()
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "arguments", "options"),
-    [
-        (TypeError, "shape must be an integer or a sequence", ((8.0, 9), (4, 5)), {}),
-        (TypeError, "block_shape must be an integer or a sequence", ((8, 9), None), {}),
-        *(
-            (ValueError, "shape must be", given, {})
-            for given in (((9,), (4, 5)), ((8, 9), (4, 0)), ((8, -1), 4), ((8, 9), ()))
-        ),
-        (ValueError, r"first axis of size only, here axis 1, got None for axes \[0\]", ((None, 9), (4,)), {}),
-        (ValueError, r"got None for axes \[0, 1\]", ((None, None), 4), {}),
-        (ValueError, "reduction must be one of sum, mean, least_squares, got 'men'", ((9,), 4), {"reduction": "men"}),
-        (ValueError, r"window must have the shape \(4, 5\)", ((8, 9), (4, 5)), {"window": np.ones((5, 4))}),
-        (ValueError, "window must be .* one array per axis, 2 in", ((8, 9), (4, 5)), {"window": [np.ones(4)]}),
-        (TypeError, r"window must be an .*; convert it with numpy.asarray\(", ((9,), 4), {"window": [[1, 2, 3, 4]]}),
-        (TypeError, "window must be a numpy.ndarray .* without a mask", ((8,), 4), {"window": np.ma.ones(4)}),
-        (ValueError, "no extent may be larger than", ((2**63,), 4), {"slabs": True}),
-        (ValueError, "no extent may be larger than", ((8,), 2**70), {}),
-    ],
-)
-def test_a_stitcher_that_cannot_be_is_refused(error, match, arguments, options):
-    with pytest.raises(error, match=f"^Stitcher: .*{match}"):
-        gpufold.Stitcher(*arguments, **options)
-
-
 # ---------------------------------------------------------------------------------------------
 # One caller at a time, all of a batch or nothing
 
