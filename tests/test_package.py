@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import gpufold
 from gpufold.extras import SUBMODULES
@@ -129,8 +130,7 @@ def test_importing_needs_numpy_alone():
         "import sys; before = set(sys.modules); import numpy; numpys = set(sys.modules); import gpufold\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - numpys}))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    foreign = set(run.stdout.split()) - set(sys.stdlib_module_names) - {"gpufold", "numpy"}
+    foreign = set(python("-c", code).split()) - set(sys.stdlib_module_names) - {"gpufold", "numpy"}
     assert not foreign
 
 
@@ -142,9 +142,7 @@ def printed(code, *unimportable):
     """Run code in a process of its own, where some packages cannot be imported; give the lines that it prints."""
     block = "".join(f"sys.modules[{name!r}] = None\n" for name in unimportable)
     code = f"import sys\n{block}import gpufold\n{code}"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
+    return python("-c", code).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -223,18 +221,11 @@ def test_with_numpy_and_pytest_alone_the_tests_that_need_more_are_left_out(tmp_p
     packages = sorted({package for needed in needs.values() for package in needed})
     (tmp_path / "unimportable.py").write_text(BLOCKED.format(packages=packages))
     path = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "unimportable", "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    assert not [pattern for pattern in needs if pattern.partition("*")[0] in done.stdout]
+    options = "--collect-only", "-q", "-p", "unimportable", "-p", "no:cacheprovider"
+    collected = python("-m", "pytest", *options, PYTHONPATH=path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert not [pattern for pattern in needs if pattern.partition("*")[0] in collected]
     for module in ("tests/test_errors.py", "tests/test_kernels.py", "gpufold/onnx.py", "gpufold/sliding.py"):
-        assert f"{module}::" in done.stdout
+        assert f"{module}::" in collected
 
 
 # ---------------------------------------------------------------------------------------------

@@ -5,13 +5,9 @@ That they compute the same as gpufold, on every case, is asked where they are ti
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from processes import python
 
 import gpufold
 
@@ -76,8 +72,4 @@ for number, case in enumerate((
 @pytest.mark.peer("triton")
 def test_a_fold_in_triton_agrees():
     """Of one axis and of two, with the loop over taps unrolled and not."""
-    tests = Path(__file__).parent
-    paths = [str(tests.parent), str(tests), *sys.path]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    run = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    python("-c", INTERPRETED, TRITON_INTERPRET="1")

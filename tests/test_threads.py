@@ -14,11 +14,11 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import Case, assert_same_bits, values
+from processes import python
 
 import gpufold
 from gpufold import cores, threads
@@ -175,10 +175,7 @@ print(*torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None), g
 @pytest.mark.peer("torch")
 def test_a_worker_of_a_data_loader_uses_one():
     """On arrays and on tensors; it is a child of a process of its own, which has no other test's threads and memory."""
-    run = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "7"}
-    )
-    assert run.stdout == "[1, 1] [1, 1] 7\n", run.stderr
+    assert python("-c", LOADED, OMP_NUM_THREADS="7") == "[1, 1] [1, 1] 7\n"
 
 
 def numbers(count):
@@ -360,14 +357,9 @@ def test_a_call_flushes_denormals_where_its_caller_does():
 def test_after_an_interrupt_nothing_is_written_and_later_calls_are_right(seconds):
     """At least 300 interrupts, by signals at random moments: of first calls too, whose processes must end."""
     seed = random.SystemRandom().randrange(10**6)
-    command = [sys.executable, str(Path(__file__).with_name("interrupts.py")), str(seed), str(seconds), "300"]
-    paths = os.pathsep.join([str(Path(gpufold.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | {"PYTHONPATH": paths}
-    )
-    assert run.returncode == 0, f"seed {seed}: {run.stderr}"
-    seen = json.loads(run.stdout)
-    print(f"seed {seed}: {seen}")
+    print(f"seed {seed}")
+    seen = json.loads(python("tests/interrupts.py", str(seed), str(seconds), "300"))
+    print(seen)
     assert seen.pop("interrupts") >= 300
     assert seen.pop("processes") == 30
     assert seen == {"written_after": 0, "wrong": 0, "hung": 0}, f"seed {seed}"

@@ -12,6 +12,7 @@ from time import sleep
 
 import numpy as np
 import pytest
+from processes import CHECKOUT, python
 from test_kinds import KINDS
 
 import gpufold
@@ -251,17 +252,15 @@ def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(sh
     for row in range(0, shape[0], 12):
         arrays[0][row : row + 12] = rng.integers(0, 256, (min(12, shape[0] - row), *shape[1:]), np.uint8)
     command, rows = [sys.executable, "-c", INVERTED, str(tmp_path)], tmp_path / "rows"
-    with subprocess.Popen(command, cwd=Path(gpufold.__file__).parent.parent) as first:
+    with subprocess.Popen(command, cwd=CHECKOUT) as first:
         while not (rows.exists() and int(rows.read_text().split()[0]) > shape[0] // 3):
             assert first.poll() is None
             sleep(0.01)
         first.kill()
     noted = int(rows.read_text().split()[0])
-    finished = subprocess.run(
-        command, cwd=Path(gpufold.__file__).parent.parent, capture_output=True, text=True, check=True
-    )
-    print(f"went on from row {noted} of {shape[0]}, {int(finished.stdout) / 1000:.0f} MB")
-    assert int(finished.stdout) < 200_000
+    peak = int(python(*command[1:]))
+    print(f"went on from row {noted} of {shape[0]}, {peak / 1000:.0f} MB")
+    assert peak < 200_000
     for row in range(0, shape[0], 120):
         np.testing.assert_array_equal(arrays[1][row : row + 120], 255 - arrays[0][row : row + 120])
     rmtree(tmp_path)  # pytest keeps those of three runs
