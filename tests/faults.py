@@ -264,7 +264,7 @@ INLINE_PTX = {
         ),
         ('%1, 0; "\n                     "@p ld', '%1, 1; "\n                     "@p ld', "words-of-blocks"),
         ("0; @p ld.global.nc.u32 %0, [%1];", "0; @p ld.global.nc.u32 %0, [%1+4];", "im2col_packed"),
-        ("0; @p ld.global.nc.u64 %0, [%1];", "0; @p ld.global.nc.u64 %0, [%1+8];", "batch_to_space_packed"),
+        ("0; @p ld.global.nc.u64 %0, [%1];", "0; @p ld.global.nc.u64 %0, [%1+8];", "words-of-eight"),
         ("0; @p ld.global.nc.v2.u64 {%0, %1}", "0; @p ld.global.nc.v2.u64 {%1, %0}", "batch_to_space_packed"),
         ("st.global.u8 [%0]", "st.global.u8 [%0+1]", "bytes"),
         ("st.global.u16 [%0]", "st.global.u16 [%0+2]", "halfwords"),

@@ -40,7 +40,9 @@ def awkward(dtype):
 
 
 def of_blocks(dtype, side, stride):
-    return first(BlocksCase("blocks", (2, 16, 40), (side, side), (stride, stride)), dtype)
+    """Describe how blocks of an array are put together: in its zeros the least shows of what does not exist."""
+    together, apart = calls_of(BlocksCase("blocks", (2, 16, 40), (side, side), (stride, stride)), dtype)
+    return together.reading(apart.on(apart.data))
 
 
 FURTHER = {
