@@ -26,7 +26,7 @@ from gpufold.torch.operators import SIZES
 from gpufold.torch.rules import differentiate
 from gpufold.torch.tensors import described, is_traced
 from gpufold.weights import least_weight, of_elements
-from gpufold.windows import check_block_weights
+from gpufold.windows import axes_of_window, check_block_weights
 
 compute, compute_in_place = (
     partial(executing.compute, differentiate),
@@ -59,6 +59,11 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         over = isinstance(last, str) and last == "over"
         if over or traced:
             values = {**defaults, **dict(zip(places[: len(given)], given, strict=True)), **named}
+            if traced and operators.are_known((data,), [values[size] for size in SIZES[name]]):
+                given_dtype = {"dtype": tensors.dtype_given(named["dtype"])} if "dtype" in named else {}
+                call = describe(described(name, first, data), *given[1:], **named | given_dtype)
+                if values.get("window") is not None:
+                    axes_of_window(call, values["window"], "torch.as_tensor")
             if "mode" in known:
                 word(name, "mode", values["mode"], calls.MODES)
             if "last" in known and operators.is_integer(block := values.get("block_shape")):
@@ -226,6 +231,7 @@ def add_blocks(
         return sums.to(array.dtype)
     if is_traced(array, blocks):
         places = operators.as_positions("add_blocks", positions, array)
+        _check_addition("add_blocks", array, blocks, places, window, variant=variant, deterministic=deterministic)
         return operators.trace("add_blocks", (blocks, window, places, array), (), 0, ("sum", variant, deterministic))
     into, given, places = _described_addition("add_blocks", array, blocks, positions)
     call = calls.add_blocks(into, given, places, window, variant=variant, deterministic=deterministic)
@@ -260,6 +266,8 @@ def add_blocks_(
     """
     if weights is not None or is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
+        positions = operators.as_positions("add_blocks_", positions, array)
+        _check_addition("add_blocks_", array, blocks, positions, window, weight_out, **options)
         sums, ones, of_weights = array, None, None
         if weight_out is not None:
             tensors.check_tensor("add_blocks_", "weight_out", weight_out)
@@ -309,6 +317,16 @@ def _weighed(
     return tensors.weighed(terms, factors), factors, places
 
 
+def _check_addition(
+    name: str, array: Tensor, blocks: Tensor, places: Tensor, window: Any, weight_out: Any = None, **options: Any
+) -> None:
+    """Raise where a call that is recorded, and whose sizes are known, would raise if it computed."""
+    if operators.are_known((array, blocks, places)):
+        into, given, places = _described_addition(name, array, blocks, places)
+        sums = None if weight_out is None else described(name, "weight_out", weight_out)
+        calls.add_blocks(into, given, places, window, weight_out=sums, **options)
+
+
 def _described_addition(
     name: str, array: Tensor, blocks: Tensor, positions: Any
 ) -> tuple[tensors.Described, tensors.Described, Tensor]:
@@ -344,7 +362,7 @@ def take_blocks(
     said: Any = mode
     if isinstance(said, str) and said in BY_INDEX:
         places = operators.as_positions("take_blocks", positions, array)
-        if not is_traced(array):
+        if operators.are_known((array, places), (block_shape,)):
             given = described("take_blocks", "array", array)
             calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
         arange, block = partial(torch.arange, device=array.device), operators.per_axis(block_shape, places.shape[1])
@@ -353,6 +371,9 @@ def take_blocks(
         return taken
     if is_traced(array):
         places = operators.as_positions("take_blocks", positions, array)
+        if operators.are_known((array, places), (block_shape,)):
+            given = described("take_blocks", "array", array)
+            calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
         tail = mode, variant, True
         return operators.trace("take_blocks", (array, window, places, None), (block_shape,), places.shape[-1], tail)
     given = described("take_blocks", "array", array)
@@ -375,6 +396,10 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     Gradients are zero if the weight is.
     """
     if is_traced(numerator, weight):
+        if operators.are_known((numerator, weight)):
+            calls.average(
+                described("average", "numerator", numerator), described("average", "weight", weight), variant=variant
+            )
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))
     given = described("average", "numerator", numerator)
     return compute(calls.average(given, described("average", "weight", weight), variant=variant), numerator, weight)

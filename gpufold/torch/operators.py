@@ -9,6 +9,7 @@ that is `filled`, and an error in others, said as soon as the sizes are integers
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -299,6 +300,15 @@ def _has_symbols(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any([_has_symbols(each) for each in value])
     return isinstance(value, torch.SymInt | torch.SymFloat)
+
+
+def are_known(given: Sequence[Any], sizes: Iterable[Any] = ()) -> bool:
+    """Return whether the shapes and sizes of a call that is recorded are integers, as those of meta tensors are.
+
+    All that is checked of other tensors' can be checked of them then.
+    """
+    shapes = [tuple(each.shape) for each in given if isinstance(each, Tensor)]
+    return not (is_compiling() or is_tracing() or any([_has_symbols(each) for each in (*shapes, *sizes)]))
 
 
 def checked_size(operation: str, name: str, value: Any) -> Any:
