@@ -129,7 +129,7 @@ inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, 
     return separable && Weights::count > 1 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
 }
 
-// ---- direct: a thread stores what it loads ------------------------------------------------------
+// ---- per_block: a thread stores what it loads -----------------------------------------------------
 
 template <int planes>
 inline __device__ void unfold_direct_planes(const Block& block, const Scalar* image, Scalar* columns,

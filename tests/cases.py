@@ -201,7 +201,7 @@ CASES_OF_KERNELS = {
         Case("volume-in-any-order", (4, 5, 6), (2, 3, 2), 1, (2, 1, 1), (1, 0, 1), (0, 1, 1), channels=2),
         Case("row-in-any-order", (1, 60), (1, 7), (1, 3), (1, 2), (0, 4), (0, 1)),
     ),
-    ("im2col", "direct"): (
+    ("im2col", "per_block"): (
         Case("stride-16-padded", (40, 44), (16, 16), 8, 1, (3, 5), (2, 0), batch=1, channels=2),
         Case("half-overlap-dilated", (60,), (12,), 16, 3, 5, 6),
         Case("1d-400-160", (2000,), (400,), 160, 1, 200, 200, batch=1, channels=2),

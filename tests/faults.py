@@ -79,7 +79,7 @@ FAULTS = (
           """    asm("" : "+l"(address));
     __builtin_assume(__isGlobal(address));
 """,
-          FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_lists.cu]"),
+          FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_binned.cu]"),
     Fault("products that are fused with additions", "kernels/common.cuh", "    return __dmul_rn(a, b);",
           "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]"),
     Fault("a word zeroed in the register of its address", "kernels/common.cuh",
@@ -90,7 +90,7 @@ FAULTS = (
           SOURCES + "outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them[common.cuh]"),
     Fault("an annotation that nvcc ignores", "kernels/positions.cuh", "    TapWeight() = default;",
           "    __device__ TapWeight() = default;",
-          SOURCES + "nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own[add_blocks_gather.cu-75]"),
+          SOURCES + "nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own[add_blocks_output_driven.cu-75]"),
     # --- tensors
     Fault("a gradient that forgets what a mean divides by", "gpufold/adjoints.py",
           "geometry, gradient = call.geometry, _divided(xp, call, gradient, window)", "geometry = call.geometry",
@@ -228,16 +228,16 @@ FAULTS = (
 PTX = "tests/test_ptx.py::test_machine_code_gives_the_bits_of_the_numpy_path"
 
 INLINE_PTX = {
-    "add_blocks_lists.cu": (
-        ("%3, 0xd8;", "%3, 0xca;", "add_blocks_lists"),
-        ("bfind.u32 %0, %2;", "clz.b32 %0, %2;", "add_blocks_lists"),
-        ("    word ^= bit;\n", "", "add_blocks_lists"),
+    "add_blocks_binned.cu": (
+        ("%3, 0xd8;", "%3, 0xca;", "add_blocks_binned"),
+        ("bfind.u32 %0, %2;", "clz.b32 %0, %2;", "add_blocks_binned"),
+        ("    word ^= bit;\n", "", "add_blocks_binned"),
     ),
     "bins.cu": (
         ("@p atom.global.add.u64 %0, [%1], 1;", "@p atom.global.add.u64 %0, [%1], 0;", "wide-offsets"),
-        ("@p atom.global.add.u32 %0, [%1], 1;", "@p atom.global.add.u32 %0, [%1], 0;", "lists"),
+        ("@p atom.global.add.u32 %0, [%1], 1;", "@p atom.global.add.u32 %0, [%1], 0;", "binned"),
     ),
-    "positions.cuh": (("shl.b32 %0, %1, %2;", "shr.u32 %0, %1, %2;", "add_blocks_gather"),),
+    "positions.cuh": (("shl.b32 %0, %1, %2;", "shr.u32 %0, %1, %2;", "add_blocks_output_driven"),),
     "window.cuh": (
         ("shl.b32 %0, %0, %1;", "shl.b32 %0, %0, 32;", "weights"),
         ("shl.b64 %0, %0, %1;", "shl.b64 %0, %0, 64;", "double-weights"),
@@ -248,7 +248,7 @@ INLINE_PTX = {
         ("cvt.rn.bf16.f32", "cvt.rn.f16.f32", "brain-halves"),
         ("add.rn.f32", "sub.rn.f32", "weights"),
         ("mul.rn.f32", "add.rn.f32", "weights"),
-        ("div.rn.f32", "mul.rn.f32", "average_direct"),
+        ("div.rn.f32", "mul.rn.f32", "average_elementwise"),
         ("mov.b32 %0, %3; @p ld.global.nc.u8", "mov.b32 %0, 1; @p ld.global.nc.u8", "bytes"),
         ("mov.b32 %0, %3; @p ld.global.nc.u16", "mov.b32 %0, 1; @p ld.global.nc.u16", "halfwords"),
         ("mov.b32 %0, %3; @p ld.global.nc.u32", "mov.b32 %0, 1; @p ld.global.nc.u32", "col2im_gather"),
@@ -297,7 +297,7 @@ BARRIERS = {
         ("__syncthreads(); // until all have read", "[col2im-one-tile-of-several-rows-0]"),
         ("__syncthreads(); // until all of it", DILATED),
     ),
-    "add_blocks_gather.cu": (
+    "add_blocks_output_driven.cu": (
         ("__syncthreads();\n\n        for (int of_lanes = 0;", SEVERAL_LISTS),
         ("counts[warp] = of_warp;\n        __syncthreads();\n", "[add_blocks-every-border-0]"),
     ),

@@ -717,7 +717,7 @@ def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
 COMPARED = {"col2im_atomic.cu", "add_blocks_atomic.cu"}
 """Kernels that `auto` takes where bits may differ between runs, or a problem is too small to be in the benchmark."""
 
-PART_OF_A_CALL = {"bins.cu", "average_direct.cu"}
+PART_OF_A_CALL = {"bins.cu", "average_elementwise.cu"}
 """Kernels that go with others."""
 
 

@@ -74,7 +74,7 @@ def test_leading_axes_that_are_walked_as_one_are_planes():
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("variant", ["gather", "lists"])
+@pytest.mark.parametrize("variant", ["output_driven", "binned"])
 def test_blocks_beside_a_pixel_leave_the_sign_of_its_weight(variant):
     """A thread has pixels of several rows; of a block that covers some of them, nothing is added to the others."""
     zeros, positions = np.full((8, 8), -0.0, np.float32), np.array([[0, 0], [2, 1], [5, 0]])
@@ -104,14 +104,14 @@ def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monk
     blocks = np.broadcast_to(values((count, 1, 1), np.float32), (count, *block))
     out = values(size, np.float32, 1)
     want = gpufold.add_blocks_(out.copy(), blocks, positions)
-    plan, arrays = run(Call("add_blocks", out, (blocks, positions)), "lists")
+    plan, arrays = run(Call("add_blocks", out, (blocks, positions)), "binned")
     assert (dict(plan.defines)["OFFSET"], dict(plan.defines)["NOTE"]) == ("int", note)
     assert_same_bits(arrays.result, want)
 
 
 @pytest.mark.hostcuda
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("variant", ["gather", "lists"])
+@pytest.mark.parametrize("variant", ["output_driven", "binned"])
 def test_what_no_block_covers_is_left_alone(variant):
     out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
     positions = np.array([(3, 7), (5, 9)])
@@ -123,7 +123,9 @@ def test_what_no_block_covers_is_left_alone(variant):
 
 @pytest.mark.hostcuda
 def test_an_array_without_elements_gives_zeros():
-    _, arrays = run(Call("take_blocks", np.ones((0, 5), np.float32), (np.array([(0, 0), (-1, 2)]), (3, 4))), "direct")
+    _, arrays = run(
+        Call("take_blocks", np.ones((0, 5), np.float32), (np.array([(0, 0), (-1, 2)]), (3, 4))), "per_element"
+    )
     assert not arrays.result.any()
 
 
@@ -131,7 +133,7 @@ def test_an_array_without_elements_gives_zeros():
 @pytest.mark.nvrtc
 def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     case = replace(POSITIONS_CASES[11], lead=(8,))
-    call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="direct")
+    call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="per_element")
     plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
     assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("8", "1")
     blocks = np.empty(case.blocks_shape, np.float32)

@@ -410,7 +410,7 @@ BAD_CALLS = [
         (taking(array=np.ones((0, 8)), mode=mode), ValueError, [f"mode '{mode}' takes elements of array"])
         for mode in ("edge", "wrap")
     ),
-    (taking(mode="wrap", variant="direct"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
+    (taking(mode="wrap", variant="per_block"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
     (taking(array=ARRAY.astype(int), window=np.ones((2, 3))), TypeError, ["window needs array of floats"]),
     # --- grids of positions
     (grid(size=(5.0,)), TypeError, ["size must be an integer or a sequence"]),

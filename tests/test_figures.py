@@ -146,10 +146,10 @@ def added(size, lead, block, count, dtype, window, variant, weight_out=False):
 @pytest.mark.parametrize("lead", [(), (14,)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("variant", ["gather", "lists"])
+@pytest.mark.parametrize("variant", ["output_driven", "binned"])
 def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
-    registers, waits = {"gather": (128, 1), "lists": (64, 2)}[variant]
+    registers, waits = {"output_driven": (128, 1), "binned": (64, 2)}[variant]
     figures = hostcuda.figures(added(size, lead, BLOCKS_OF[size], 600, dtype, window, variant))
     assert figures.stack_bytes == 0
     assert figures.registers <= registers
@@ -161,11 +161,11 @@ def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, win
 @pytest.mark.parametrize(
     ("variant", "lead", "size", "dtype"),
     [
-        ("gather", (14,), (300,) * 3, "float32"),
-        ("gather", (), (99_999,), "complex64"),
-        ("gather", (14,), (99_999,), "float32"),
-        ("lists", (14,), (300,) * 3, "float32"),
-        ("lists", (), (300,) * 3, "float64"),
+        ("output_driven", (14,), (300,) * 3, "float32"),
+        ("output_driven", (), (99_999,), "complex64"),
+        ("output_driven", (14,), (99_999,), "float32"),
+        ("binned", (14,), (300,) * 3, "float32"),
+        ("binned", (), (300,) * 3, "float64"),
     ],
 )
 def test_sums_of_weights_stay_in_registers_too(variant, lead, size, dtype, window):
@@ -178,7 +178,7 @@ def test_sums_of_weights_stay_in_registers_too(variant, lead, size, dtype, windo
 @pytest.mark.parametrize(("size", "block"), [((2048, 2048), (7, 7)), ((160,) * 3, (5,) * 3)], ids=str)
 def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtype):
     """Four blocks of threads are resident."""
-    needed = hostcuda.cubin.resources(added(size, (16,), block, 9000, dtype, window, "lists"))
+    needed = hostcuda.cubin.resources(added(size, (16,), block, 9000, dtype, window, "binned"))
     assert needed.stack_bytes == 0
     assert needed.registers <= 64
 
@@ -191,7 +191,7 @@ def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, ar
     """A thread has one for each axis of each of its elements: too many for four blocks of threads to be resident."""
     geometry = take_blocks_geometry(size, (600, len(size)), block)
     operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
-    call = Call("take_blocks", geometry, dtype, Fusion("sum", "separable", mode=mode), "direct")
+    call = Call("take_blocks", geometry, dtype, Fusion("sum", "separable", mode=mode), "per_element")
     assert hostcuda.cubin.resources(choose(call, *operands), architecture).stack_bytes == 0
 
 
@@ -265,7 +265,7 @@ def counted(name, variant, dtype):
 @pytest.mark.hostcuda
 def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
-    _, done = counted("add_blocks-charges-3x3", "lists", "float32")
+    _, done = counted("add_blocks-charges-3x3", "binned", "float32")
     note, *others = done.prologue
     assert note.figures.path.waits <= 2
     assert note.counters.instructions <= 260 * note.counters.warps, "of two blocks"

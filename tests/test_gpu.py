@@ -189,7 +189,7 @@ def test_the_smoke_runs_every_kernel_function():
     """Needs no GPU."""
     assert FUNCTIONS
     assert all(launches().values())
-    assert all(len(launches()[name]) == 2 for name in FUNCTIONS if name.startswith(("bins_", "add_blocks_lists")))
+    assert all(len(launches()[name]) == 2 for name in FUNCTIONS if name.startswith(("bins_", "add_blocks_binned")))
 
 
 @pytest.mark.gpu

@@ -37,7 +37,7 @@ STAND_IN = "import sys\nfrom bench.hostcuda import fake_cupy\nsys.modules['cupy'
 OF_THE_HOST_BUILD = "nvidia-cuda-runtime", "nvidia-cuda-crt"
 """CUDA's headers, which the stand-in needs, and no GPU."""
 
-WRONG, DEADLY = "average_direct", "space_to_batch_deinterleave"
+WRONG, DEADLY = "average_elementwise", "space_to_batch_deinterleave"
 """The kernel that gives wrong bits, and the one that takes the device down."""
 
 
@@ -391,8 +391,8 @@ def test_regret_is_told_by_operation_from_the_last_line_of_a_kind_of_call(tmp_pa
         line("a", "col2im", gather=9.0, gather_parts=1.0),
         line("a", "col2im", gather=1.5, gather_parts=1.0),
         line("b", "col2im", gather=1.0, gather_parts=2.0),
-        line("c", "im2col", direct=4.0, words=2.0),
-        line("d", "im2col", direct=4.0)[:-5],
+        line("c", "im2col", per_block=4.0, words=2.0),
+        line("d", "im2col", per_block=4.0)[:-5],
     ]
     path = tmp_path / "tuned-some-chip-132-0123456789ab.jsonl"
     path.write_text("\n".join(lines))
@@ -400,7 +400,7 @@ def test_regret_is_told_by_operation_from_the_last_line_of_a_kind_of_call(tmp_pa
     assert choices[0] == Choice(path.stem, "col2im", "col2im of (2, 3)", "gather", "gather_parts", 0.5)
     rows = {row[0]: row for row in by_operation(choices)}
     assert rows["col2im"][2:5] == ["2", f"{geometric_mean([1.5, 1]) - 1:.1%}", "50.0%"]
-    assert rows["im2col"][2:] == ["1", "100.0%", "100.0%", "im2col of (2, 3)", "direct", "words"]
+    assert rows["im2col"][2:] == ["1", "100.0%", "100.0%", "im2col of (2, 3)", "per_block", "words"]
     assert rows["all"][2:5] == ["3", f"{geometric_mean([1.5, 1, 2]) - 1:.1%}", "100.0%"]
     assert main(["report", "--results", str(tmp_path), "--output", str(tmp_path / "report")]) == 0
     assert "100.0%" in capsys.readouterr().out

@@ -79,7 +79,7 @@ MAY_REFUSE = {
     "col2im": ("gather", "gather_blocks", "atomic"),
     "blocks_to_array": ("gather", "gather_blocks", "atomic"),
     "im2col": ("packed", "runs", "words"),
-    "array_to_blocks": ("packed", "runs", "words", "direct"),
+    "array_to_blocks": ("packed", "runs", "words", "per_block"),
     "batch_to_space": ("packed",),
     "space_to_batch": ("deinterleave",),
     "add_blocks": ("atomic",),
@@ -144,8 +144,12 @@ ROWS = (
         if variant not in SERVED
         for case in cases
     ),
-    *(Row("add_blocks", case, variant, "awkward") for case in POSITIONS_CASES[1::2] for variant in ("gather", "lists")),
-    Row("take_blocks", POSITIONS_CASES[1], "direct", "awkward"),
+    *(
+        Row("add_blocks", case, variant, "awkward")
+        for case in POSITIONS_CASES[1::2]
+        for variant in ("output_driven", "binned")
+    ),
+    Row("take_blocks", POSITIONS_CASES[1], "per_element", "awkward"),
 )
 
 
@@ -220,7 +224,7 @@ def drawn(row, number) -> Drawn:
         fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
         what = what._replace(dtype=rng.choice(INEXACT).name, source="", fusion=rng.choice(fusions), windows=row.windows)
     if row.case in POSITIONS_CASES_OF_KERNELS and first:  # of which barriers and races are of interest
-        what = what._replace(executor=rng.choice(("observed", "shuffled")), variants=("gather", "lists"))
+        what = what._replace(executor=rng.choice(("observed", "shuffled")), variants=("output_driven", "binned"))
     return what
 
 

@@ -126,11 +126,11 @@ def test_cupy_compiles_a_kernel_and_its_errors_name_the_file_and_line(kernels, m
 
 
 def test_a_changed_header_is_another_specialisation(kernels):
-    before = sources.program("average_direct.cu", "average_direct", ())
+    before = sources.program("average_elementwise.cu", "average_elementwise", ())
     with (kernels / "common.cuh").open("a") as header:
         header.write("// changed\n")
     sources._headers.cache_clear()
-    after = sources.program("average_direct.cu", "average_direct", ())
+    after = sources.program("average_elementwise.cu", "average_elementwise", ())
     assert before != after
     assert before.partition("#line")[2] == after.partition("#line")[2]
 
@@ -215,7 +215,7 @@ def test_other_errors_of_cuda_stay_as_they_are(launch, monkeypatch):
 
     monkeypatch.setattr(launch, "_function", no_driver)
     with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorInvalidDevice"):
-        launch.load("average_direct.cu", (), "average_direct")
+        launch.load("average_elementwise.cu", (), "average_elementwise")
 
 
 def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monkeypatch):

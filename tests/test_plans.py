@@ -77,7 +77,7 @@ def col2im_apart(variant, batch, channels, *size):
 
 packed = partial(im2col, variant="packed", dtype="uint8", blocks=0)
 words = partial(im2col, variant="words")
-direct = partial(im2col, variant="direct")
+direct = partial(im2col, variant="per_block")
 
 
 def space(operation, shape, block, variant="auto", dtype="float32", begin=None, end=None, alignment=256, space=None):
@@ -166,11 +166,11 @@ VARIANTS = [
     # words.
     *(row("runs", im2col, (8, 64, n, n), (3, 3), strides=stride) for n, stride in ((57, 1), (112, 2), (58, 1))),
     row("runs", im2col, (8, 64, 59, 59), (3, 3), dtype="uint8"),
-    row("direct", im2col, (8, 64, 57, 57), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
-    row("direct", im2col, (8, 64, 15, 15), (3, 3)),  # few blocks
-    row("direct", im2col, (8, 64, 58, 58), (3, 3), dtype="float16"),
-    row("direct", im2col, (8, 64, 113, 113), (3, 3), dtype="float16", strides=2),
-    row("direct", im2col, (8, 3, 224, 224), (16, 16), strides=16),
+    row("per_block", im2col, (8, 64, 57, 57), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
+    row("per_block", im2col, (8, 64, 15, 15), (3, 3)),  # few blocks
+    row("per_block", im2col, (8, 64, 58, 58), (3, 3), dtype="float16"),
+    row("per_block", im2col, (8, 64, 113, 113), (3, 3), dtype="float16", strides=2),
+    row("per_block", im2col, (8, 3, 224, 224), (16, 16), strides=16),
     row("words", im2col, (8, 64, 56, 56), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
     row("packed", together, (256, 64, 56, 56), (1, 2, 2)),
     *(row("packed", together, (4, 64, 56, width), (1, 2, 2), dtype="uint8") for width in (54, 55, 7)),
@@ -181,24 +181,24 @@ VARIANTS = [
     row("index_map", together, NCHW, (1, 2, 2), dtype="complex64"),
     row("index_map", together, (2**21, 2, 1), (1, 2**21), dtype="uint8", begin=(0, 0, 5), end=(0, 0, 2**21 - 12)),
     row("deinterleave", apart, NCHW, (1, 2, 2)),
-    row("direct", apart, (4, 64, 56, 57), (1, 2, 2)),
-    row("direct", apart, (16, 64, 56, 56), (1, 4, 4), dtype="complex64"),
+    row("per_block", apart, (4, 64, 56, 57), (1, 2, 2)),
+    row("per_block", apart, (16, 64, 56, 56), (1, 4, 4), dtype="complex64"),
     row("deinterleave", apart, (9, 64, 56, 56), (1, 3, 3)),
-    row("direct", apart, (4, 56, 56, 64), (2, 2, 1)),
-    row("direct", apart, (256, 3, 64, 64), (1, 16, 16)),
-    row("direct", apart, (64, 64, 112, 112), (1, 2, 2), end=(0, 0, 0, 1)),  # elements stored one by one
+    row("per_block", apart, (4, 56, 56, 64), (2, 2, 1)),
+    row("per_block", apart, (256, 3, 64, 64), (1, 16, 16)),
+    row("per_block", apart, (64, 64, 112, 112), (1, 2, 2), end=(0, 0, 0, 1)),  # elements stored one by one
     # Blocks are searched where there is little to test, and few integers added in any order.
     *(
         row(variant, placed, shape, block, count, dtype=dtype, deterministic=deterministic)
         for deterministic in (True, False)
         for variant, shape, block, count, dtype in (
-            ("gather", (1024, 1024), (3, 3), 1000, "float32"),
-            ("gather", (1024, 1024), (256, 256), 400, "complex64"),
-            ("lists", (4096, 4096), (64, 64), 10_000, "complex64"),
-            ("lists", (8192, 8192), (3, 3), 1_000_000, "float32"),
-            ("lists", (8192, 8192), (3, 3), 1_000_000, "int32"),
+            ("output_driven", (1024, 1024), (3, 3), 1000, "float32"),
+            ("output_driven", (1024, 1024), (256, 256), 400, "complex64"),
+            ("binned", (4096, 4096), (64, 64), 10_000, "complex64"),
+            ("binned", (8192, 8192), (3, 3), 1_000_000, "float32"),
+            ("binned", (8192, 8192), (3, 3), 1_000_000, "int32"),
             ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
-            ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
+            ("binned", (8192, 8192), (3, 3), 1_000_000, "int8"),
         )
     ),
     row("gather_blocks", into_array, (64, 512, 512), (7, 7)),
@@ -220,12 +220,12 @@ VARIANTS = [
     row("taps", into_blocks, (64, 512, 512), (8, 8)),
     row("taps", into_blocks, (64, 512, 512), (16, 16), strides=16),
     row("runs", into_blocks, (64, 511, 511), (7, 7), order=TAPS_FIRST),
-    row("direct", into_blocks, (64, 512, 512), (16, 16), strides=16, order=TAPS_FIRST),
+    row("per_block", into_blocks, (64, 512, 512), (16, 16), strides=16, order=TAPS_FIRST),
     *(
         row("atomic", into_array, (*lead, 8, 10), (3, 4), variant="atomic", deterministic=False)
         for lead in ((), (3,), (2, 1), (2, 2, 2))
     ),
-    row("lists", placed, *OF_FIFTY_AXES, 3, dtype="float64"),  # more than regions can list
+    row("binned", placed, *OF_FIFTY_AXES, 3, dtype="float64"),  # more than regions can list
     # A number of taps that no other kernel counts.
     row("atomic", col2im, MANY, (2**24,), deterministic=False),
     row("runs", im2col, (1, 1, 2**31 + 8), (2**31,), dtype="int8"),
@@ -276,8 +276,8 @@ OFFSETS = [
     row("int", direct, (2**22, 1, 32, 32), (2, 2)),
     row("long long", direct, (2**24, 1, 32, 32), (2, 2)),  # threads
     row("long long", direct, (2**28, 16, 2, 4), (2, 2)),  # planes
-    row("long long", placed, (2**32, 4), (2,), 1, "gather", "int8"),
-    row("long long", placed, (1, 9, 16), (2_010_874_702,), 834_053, "lists", "int16"),  # positions that a tile meets
+    row("long long", placed, (2**32, 4), (2,), 1, "output_driven", "int8"),
+    row("long long", placed, (1, 9, 16), (2_010_874_702,), 834_053, "binned", "int16"),  # positions that a tile meets
     row("long long", col2im, (8,), (3,), "gather", strides=3, dilations=2**31, pads_end=2**32),  # what is compiled in
     # A part past its cell is worked out whole, beyond the last pixel and tap; and a thread takes blocks whole.
     row("int", col2im, (204,), (24,), "gather_parts", strides=20, image=(0, 0, 2**31 // 693)),
@@ -287,7 +287,7 @@ OFFSETS = [
     row("int", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 296)),
     row("long long", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 80)),
     row("long long", col2im, (1,), (1,), "gather", "int8", channels=17_136_500_657),  # of which threads serve several
-    row("long long", placed, (64, 64), (8, 8), 2**32, "gather"),  # planned at once, however many blocks
+    row("long long", placed, (64, 64), (8, 8), 2**32, "output_driven"),  # planned at once, however many blocks
     # A dilation that parts no taps is none.
     *(
         row("int", col2im, (10, 8), (3, 1), variant, "int32", dilations=(1, 2**33), **BLOCKS_OF_THREE.get(variant, {}))
@@ -371,7 +371,7 @@ DEFINES = [
     row(("SCALAR", ["Word<8>"]), direct, (2, 3, 4, 5), (1, 1), dtype="float16"),
     *(
         row(("SCALAR", [f"Word<{word}>"]), space, operation, (*NHWC, channels), (2, 2, 1), variant, dtype, **options)
-        for operation, variant in (("batch_to_space", "index_map"), ("space_to_batch", "direct"))
+        for operation, variant in (("batch_to_space", "index_map"), ("space_to_batch", "per_block"))
         for word, channels, dtype, options in (
             (16, 64, "float32", {}),
             (8, 6, "float32", {}),
@@ -469,7 +469,7 @@ REFUSED = [
     row("deinterleave .*not 2 elements of 16 bytes", taken_apart, (2, 4), (2,), dtype="complex128"),
     row("deinterleave .*not 8 elements of 4 bytes", taken_apart, (8, 9), (8,)),
     row("deinterleave .*needs rows of whole blocks, aligned to 8 bytes", taken_apart, (2, 4), (2,), begin=(0, 1)),
-    row("gather would need .* bytes of shared memory", placed, *OF_FIFTY_AXES, 3, "gather"),
+    row("output_driven would need .* bytes of shared memory", placed, *OF_FIFTY_AXES, 3, "output_driven"),
     row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
 ]
 
@@ -511,7 +511,7 @@ def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
 
 
 def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
-    made = {placed((64, 64), (3, 3), 100, "lists", dtype).prologue[0].defines for dtype in ("int8", "complex128")}
+    made = {placed((64, 64), (3, 3), 100, "binned", dtype).prologue[0].defines for dtype in ("int8", "complex128")}
     assert len(made) == 1
 
 
@@ -521,10 +521,10 @@ CANDIDATES = [
     row(("symbol", [["im2col_taps_of_several"], ["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 238)),
     row(("symbol", [["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 10)),  # whose rows have three blocks
     row(("ROWS grid", [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]), OF_ROWS_OF_TAPS),
-    row(("TILE_ROWS", [[8], [32]]), placed, (8, 2048, 2048), (512, 512), 64, "lists"),
-    row(("variant", [["gather"], ["lists"], ["lists"]]), placed, (64, 64), (3, 3), 100),
+    row(("TILE_ROWS", [[8], [32]]), placed, (8, 2048, 2048), (512, 512), 64, "binned"),
+    row(("variant", [["output_driven"], ["binned"], ["binned"]]), placed, (64, 64), (3, 3), 100),
     row(
-        ("variant", [["gather"], ["lists"], ["lists"], ["atomic"]]),
+        ("variant", [["output_driven"], ["binned"], ["binned"], ["atomic"]]),
         *(placed, (64, 64), (3, 3), 100),
         deterministic=False,
     ),

@@ -63,11 +63,11 @@ FURTHER = {
     ),
     "awkward-weights": (awkward("float32"), "gather_pixels"),
     "awkward-double-weights": (awkward("float64"), "gather_pixels"),
-    "lists": (first(POSITIONS_CASES[11], "int32"), "lists"),
-    "three-axes": (calls_of(VOLUME, "float32")[1], "direct"),
+    "binned": (first(POSITIONS_CASES[11], "int32"), "binned"),
+    "three-axes": (calls_of(VOLUME, "float32")[1], "per_element"),
     "words-of-eight": (first(EIGHTS, "float16"), "packed"),
-    "zeros-of-pads": (calls_of(PHASES, "uint8")[1], "direct"),
-    "wide-offsets": (first(POSITIONS_CASES[11], "int32"), "lists"),
+    "zeros-of-pads": (calls_of(PHASES, "uint8")[1], "per_block"),
+    "wide-offsets": (first(POSITIONS_CASES[11], "int32"), "binned"),
 }
 """Calls with inline PTX or lists that the smoke's calls do without, each with a variant."""
 

@@ -60,7 +60,7 @@ def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, opera
 
 @pytest.mark.parametrize(
     ("name", "variant", "steps"),
-    [("col2im", "gather", 1), ("col2im", "atomic", 2), ("add_blocks", "lists", 6)],  # two clear memory first
+    [("col2im", "gather", 1), ("col2im", "atomic", 2), ("add_blocks", "binned", 6)],  # two clear memory first
 )
 def test_every_step_of_a_call_is_queued_on_torchs_stream_and_waited_for_by_none(launches, name, variant, steps):
     operation = operation_of(name)

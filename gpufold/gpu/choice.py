@@ -79,7 +79,7 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
             yield "runs", ""
         if moves.itemsize == 1:
             yield "words", ""
-        yield "direct", ""
+        yield "per_block", ""
 
 
 def _stores_better_in_runs(moves: Moves) -> bool:
@@ -105,7 +105,7 @@ def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
         stored, _ = space_to_batch.blocks_taken_apart(problem)
         if stored > 1 or problem.element.itemsize < NARROW_BYTES:
             yield "deinterleave", ""
-    yield "direct", ""
+    yield "per_block", ""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -122,5 +122,5 @@ def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     if problem.element.exact and prod(problem.input.shape) <= LISTS_MIN_TESTS:
         yield "atomic", "elements are few, and their sums exact in any order"
     if view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count >= LISTS_MIN_TESTS:
-        yield "lists", "there is so much to test that a list of blocks for each tile is worth its launches"
-    yield "gather", ""
+        yield "binned", "there is so much to test that a list of blocks for each tile is worth its launches"
+    yield "output_driven", ""

@@ -9,7 +9,7 @@ from math import prod
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor
 from gpufold.gpu.plan import POINTER_BYTES, LaunchShape, Plan, Problem, Variant, check_atomics
-from gpufold.gpu.variants import tile_lists
+from gpufold.gpu.variants import binned
 from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
@@ -25,7 +25,7 @@ RESIDENT_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What a thread block of kernels/add_blocks_gather.cu owns."""
+    """What a thread block of kernels/add_blocks_output_driven.cu owns."""
 
     planes: int
     rows: int
@@ -38,7 +38,7 @@ class Tiling:
 
 @lru_cache(maxsize=256)
 def tiling_of(problem: Problem) -> Tiling:
-    """Return what a thread block of gather owns: as many sums as registers suffice for."""
+    """Return what a thread block of output_driven owns: as many sums as registers suffice for."""
     view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
@@ -53,8 +53,8 @@ def tiling_of(problem: Problem) -> Tiling:
     return Tiling(planes, rows, at_once, tiles_of(view.size, tile))
 
 
-def gather(problem: Problem) -> Plan:
-    """Plan for kernels/add_blocks_gather.cu."""
+def output_driven(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_output_driven.cu."""
     view, tiling = placed_view(problem), tiling_of(problem)
     groups = view.channels // tiling.planes
     items = view.batch * groups * prod(tiling.along)
@@ -66,7 +66,7 @@ def gather(problem: Problem) -> Plan:
     list_bytes = (candidates * THREADS + 1) * entry + THREADS // WARP * COUNT_BYTES
     return placed_plan(
         problem,
-        "gather",
+        "output_driven",
         LaunchShape(items, 1, THREADS, tiling.along, groups, bits, list_bytes),
         "each thread block owns a tile of the image and adds the blocks that meet it, in their order",
         {},
@@ -93,4 +93,4 @@ def atomic(problem: Problem) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"gather": gather, "lists": tile_lists.lists, "atomic": atomic}
+VARIANTS: dict[str, Variant] = {"output_driven": output_driven, "binned": binned.binned, "atomic": atomic}

@@ -15,8 +15,8 @@ MAX_ELEMENTS = 4
 """Guess: what a thread has in flight, at most."""
 
 
-def direct(problem: Problem) -> Plan:
-    """Plan for kernels/average_direct.cu."""
+def elementwise(problem: Problem) -> Plan:
+    """Plan for kernels/average_elementwise.cu."""
     geometry, element = problem.geometry, problem.element
     assert isinstance(geometry, AverageGeometry)
     input, output = problem.input, problem.output
@@ -28,7 +28,7 @@ def direct(problem: Problem) -> Plan:
     bits = offset_bits("average", items + MOVING_THREADS * elements, *reach)
     return make_plan(
         "average",
-        "direct",
+        "elementwise",
         LaunchShape(items, MOVING_THREADS * elements, MOVING_THREADS, extents, 1, bits),
         "each thread divides a few elements, neighbouring threads neighbouring ones",
         {
@@ -51,4 +51,4 @@ def direct(problem: Problem) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"direct": direct}
+VARIANTS: dict[str, Variant] = {"elementwise": elementwise}

@@ -108,9 +108,9 @@ def _element_types(problem: Problem) -> dict[str, str]:
     return types | {name: fused[name] for name in names if name in fused}
 
 
-def direct(problem: Problem) -> Plan:
+def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while neighbouring blocks are near."""
-    return unfold.direct(unfold_of(problem), problem.device)
+    return unfold.per_block(unfold_of(problem), problem.device)
 
 
 def words(problem: Problem) -> Plan:
@@ -409,7 +409,7 @@ def packed(problem: Problem) -> Plan:
 
 
 VARIANTS: dict[str, Variant] = {
-    "direct": direct,
+    "per_block": per_block,
     "packed": packed,
     "runs": runs,
     "taps": taps,

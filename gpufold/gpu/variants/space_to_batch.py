@@ -41,9 +41,9 @@ def _unfold(problem: Problem) -> Unfold:
     return Unfold("space_to_batch", space_moves(problem, writes_blocks=True), space_bytes(problem))
 
 
-def direct(problem: Problem) -> Plan:
+def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while blocks are small."""
-    return unfold.direct(_unfold(problem), problem.device)
+    return unfold.per_block(_unfold(problem), problem.device)
 
 
 def _simplified(problem: Problem) -> Moves:
@@ -106,4 +106,4 @@ def deinterleave(problem: Problem) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"deinterleave": deinterleave, "direct": direct}
+VARIANTS: dict[str, Variant] = {"deinterleave": deinterleave, "per_block": per_block}

@@ -39,16 +39,16 @@ def _registers(problem: Problem, planes: int, elements: int) -> int:
     return DIRECT_REGISTERS + elements * (planes * -(-view.element.itemsize // 4) + weights * weight_bytes // 4)
 
 
-def direct(problem: Problem) -> tuple[Plan, ...]:
-    """Plan for kernels/take_blocks_direct.cu."""
+def per_element(problem: Problem) -> tuple[Plan, ...]:
+    """Plan for kernels/take_blocks_per_element.cu."""
     if problem.fusion.mode in BY_INDEX:
         raise Unsupported(f"take_blocks: mode {problem.fusion.mode!r} is taken by index, by no kernel")
     axis = max(0, len(placed_view(problem).size) - 2)
     shares = _shares(problem, placed_view(problem).block[axis])
-    return tuple([_direct(problem, axis, planes, elements) for planes, elements in shares])
+    return tuple([_per_element(problem, axis, planes, elements) for planes, elements in shares])
 
 
-def _direct(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
+def _per_element(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
     view = placed_view(problem)
     groups = -(-view.channels // planes)
     step = -(-view.block[axis] // elements)
@@ -59,7 +59,7 @@ def _direct(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
     resident = resident_blocks(THREADS, _registers(problem, planes, elements))
     return placed_plan(
         problem,
-        "direct",
+        "per_element",
         LaunchShape(items, THREADS, THREADS, owned, groups, bits),
         "each thread takes a few elements of a block, which neighbouring threads store side by side",
         {"by_batch": divisor(view.batch)},
@@ -72,4 +72,4 @@ def _direct(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"direct": direct}
+VARIANTS: dict[str, Variant] = {"per_element": per_element}

@@ -24,7 +24,7 @@ OVERLAPPING_PLANES_PER_THREAD = 4
 and drive the image out of the L2 cache before the next block reads it again: guesses."""
 
 DIRECT_TAPS = 8
-"""Taps that a thread of the direct kernels holds at once, by a guess at its registers."""
+"""Taps that a thread of the per_block kernels holds at once, by a guess at its registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def plan(
     )
 
 
-def direct(unfold: Unfold, device: Device) -> Plan:
+def per_block(unfold: Unfold, device: Device) -> Plan:
     """Plan the kernel in which a thread stores what it loads."""
     unfold = unfold.simplified()
     moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
@@ -163,4 +163,4 @@ def direct(unfold: Unfold, device: Device) -> Plan:
         taps *= 2  # of half as many planes
     chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)
     reason = "neighbouring threads take neighbouring blocks"
-    return plan(replace(unfold, moves=moves), "direct", device, chunk, reason, TAPS_AT_ONCE=at_once)
+    return plan(replace(unfold, moves=moves), "per_block", device, chunk, reason, TAPS_AT_ONCE=at_once)

@@ -10,8 +10,8 @@
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
-    space_to_batch_direct(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
-                          const Parameters parameters)
+    space_to_batch_per_block(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
+                             const Parameters parameters)
 {
     unfold_direct<planes_of_direct>(space, batch, {}, parameters);
 }

@@ -87,9 +87,9 @@ struct Layer {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-    add_blocks_gather(const Scalar* __restrict__ blocks, Result* __restrict__ image,
-                      const long long* __restrict__ positions, const Weights window,
-                      WEIGHT_OUT_ARGUMENT const Parameters p)
+    add_blocks_output_driven(const Scalar* __restrict__ blocks, Result* __restrict__ image,
+                             const long long* __restrict__ positions, const Weights window,
+                             WEIGHT_OUT_ARGUMENT const Parameters p)
 {
     __shared__ Listed list[most + 1];
     __shared__ int counts[warps];

@@ -11,8 +11,8 @@
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
-    im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
-                  const Parameters parameters)
+    im2col_per_block(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                     const Parameters parameters)
 {
     unfold_direct<planes_of_direct>(image, columns, window, parameters);
 }

@@ -22,9 +22,9 @@ struct DirectParameters : Parameters {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-    take_blocks_direct(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
-                       const long long* __restrict__ positions, const Weights window,
-                       const DirectParameters p)
+    take_blocks_per_element(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
+                            const long long* __restrict__ positions, const Weights window,
+                            const DirectParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)

@@ -386,9 +386,9 @@ template <int rows> struct Sums {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-    add_blocks_lists(const Scalar* __restrict__ blocks, Result* __restrict__ image,
-                     const long long* __restrict__ positions, const Weights window,
-                     WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)
+    add_blocks_binned(const Scalar* __restrict__ blocks, Result* __restrict__ image,
+                      const long long* __restrict__ positions, const Weights window,
+                      WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)
 {
     __shared__ Listed lists[warps];
     Listed& list = lists[threadIdx.x / 32];

@@ -52,7 +52,7 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a thread of kernels/add_blocks_lists.cu has at a time."""
+    """What a thread of kernels/add_blocks_binned.cu has at a time."""
 
     planes: int
     rows: int
@@ -89,12 +89,12 @@ def _bins(view: PlacedView, rows: int) -> Bins:
     return Bins(tuple(side), along, view.count * prod(tiles))
 
 
-def lists(problem: Problem) -> tuple[Plan, ...]:
-    """Plan for kernels/add_blocks_lists.cu, after those of kernels/bins.cu."""
-    return tuple([_lists(problem, share) for share in shares_of(problem)])
+def binned(problem: Problem) -> tuple[Plan, ...]:
+    """Plan for kernels/add_blocks_binned.cu, after those of kernels/bins.cu."""
+    return tuple([_binned(problem, share) for share in shares_of(problem)])
 
 
-def _lists(problem: Problem, share: Share) -> Plan:
+def _binned(problem: Problem, share: Share) -> Plan:
     view = placed_view(problem)
     bins, planes = share.bins, share.planes
     tile_rows = prod(bins.side) // COLUMNS
@@ -119,7 +119,7 @@ def _lists(problem: Problem, share: Share) -> Plan:
     warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
     plan = placed_plan(
         problem,
-        "lists",
+        "binned",
         LaunchShape(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
         "each warp owns a tile of the image, and adds the blocks that a list of them has for it, in their order",
         {

@@ -18,7 +18,7 @@ struct Parameters {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    average_direct(const Scalar* numerator, Scalar* result, const Weights window, const Parameters p)
+    average_elementwise(const Scalar* numerator, Scalar* result, const Weights window, const Parameters p)
 {
     const Offset first = Offset(blockIdx.x) * (THREADS * elements) + threadIdx.x;
     Scalar element[elements];
