@@ -106,7 +106,9 @@ SOUND = (
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("sound", SOUND, ids=str)
+@pytest.mark.parametrize(
+    "sound", SOUND, ids=lambda call: "-".join(map(str, (call.func.__name__, *call.keywords.values())))
+)
 def test_what_the_faults_are_made_of_is_no_fault(sound, mode):
     sound(mode)
 
