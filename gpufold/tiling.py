@@ -124,6 +124,7 @@ def map_tiles(
         raise TypeError(f"map_tiles: array must be an array, got {shown(array)}; convert it with numpy.asarray")
     if not isinstance(resume, str | Path | None):
         raise TypeError(f"map_tiles: resume must be the name of a file, got {shown(resume)}")
+    notes = Path(str.__str__(resume)) if isinstance(resume, str) else resume  # a member of an enumeration is its value
     average = word("map_tiles", "reduction", reduction, REDUCTIONS) != "sum"
     if fill_value is not None:
         check_number("map_tiles", "fill_value", fill_value)
@@ -150,7 +151,7 @@ def map_tiles(
     if fill_value is None and average:
         _check_covered(positions, size, block, len(array.shape) - rank)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
-    done = _noted(resume, said, out)
+    done = _noted(notes, said, out)
     positions = positions[positions[:, 0] + block[0] > done]
     given, first = out, 0
     stitcher: Stitcher[Any, tuple[int, Any]] | None = None
@@ -170,13 +171,13 @@ def map_tiles(
             stitcher.add(tiles, _scaled(places, scale, "positions") - [first, *[0] * (rank - 1)])
             begin, slab = stitcher.finished(fill_value=fill_value)
         out = _written(out, first + begin, slab, whole, finish)
-        _note(resume, f"{max(0, places[-1, 0])} rows {said}")
+        _note(notes, f"{max(0, places[-1, 0])} rows {said}")
     assert stitcher is not None  # there is a position at least
     with _speaking():
         begin, slab = stitcher.result(fill_value=fill_value)
     out = _written(out, first + begin, slab, whole, finish)
-    if resume is not None:
-        Path(resume).unlink()
+    if notes is not None:
+        notes.unlink()
     if given is None and front_of(type(slab)).endswith("jax"):  # what rows were written into is NumPy's
         return sys.modules["jax"].numpy.asarray(out)
     return out
@@ -217,13 +218,12 @@ def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
     return np.concatenate(tiles)
 
 
-def _noted(resume: Any, said: str, out: Any) -> int:
+def _noted(path: Path | None, said: str, out: Any) -> int:
     """Return the row of the array up to which a call that was killed has written its result."""
-    if resume is None:
+    if path is None:
         return 0
     if out is None:
         raise ValueError("map_tiles: resume needs an out that outlives the process, such as a numpy.memmap")
-    path = Path(resume)
     rows, _, noted = path.read_text().partition(" rows ") if path.exists() else ("0", "", said)
     if noted != said:
         raise ValueError(
@@ -232,12 +232,12 @@ def _noted(resume: Any, said: str, out: Any) -> int:
     return int(rows)
 
 
-def _note(resume: Any, text: str) -> None:
+def _note(path: Path | None, text: str) -> None:
     """Write what a call has done into a file, which is whole at any time."""
-    if resume is not None:
-        part = Path(f"{resume}.part")
+    if path is not None:
+        part = path.with_name(f"{path.name}.part")
         part.write_text(text)
-        part.replace(resume)
+        part.replace(path)
 
 
 def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from enum import Enum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -219,6 +220,20 @@ def test_notes_of_another_call_are_refused(tmp_path):
         gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out, resume=note)
     with pytest.raises(ValueError, match="resume needs an out"):
         gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, resume=note)
+
+
+def test_notes_are_in_the_file_that_a_member_of_an_enumeration_names(tmp_path, monkeypatch):
+    class Name(str, Enum):  # noqa: UP042  whose members are not what `str` says of them
+        NOTES = "notes"
+
+    def looking(tiles):
+        assert [path.name for path in tmp_path.iterdir()] in ([], ["notes"])
+        return tiles
+
+    monkeypatch.chdir(tmp_path)
+    out = np.zeros_like(IMAGE)
+    gpufold.map_tiles(looking, IMAGE, (16, 16), strides=12, batch=1, out=out, resume=Name.NOTES)
+    assert not [*tmp_path.iterdir()]
 
 
 INVERTED = """

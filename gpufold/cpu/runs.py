@@ -26,7 +26,7 @@ from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 5000
 """Blocks of a plane from which a flat run is a long enough inner loop, and sums of a row's phases from which it takes
-less than a copy."""
+less than a copy; where runs reach whole rows, it always does."""
 
 DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
@@ -42,8 +42,9 @@ def are_long(columns: Array, axes: tuple[Axis, ...]) -> tuple[int, int]:
     last, size = axes[-1], axes[-1].size
     low = min(size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
     high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
-    large = prod(axis.blocks for axis in axes) * last.stride >= LARGE_PLANE
-    wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * (size - high + low)
+    strips = size - (high - low)
+    large = not strips or prod(axis.blocks for axis in axes) * last.stride >= LARGE_PLANE
+    wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * strips
     return (low, high) if large and wide and _is_flat(columns, axes) else (0, 0)
 
 
