@@ -144,7 +144,7 @@ def added(size, lead, block, count, dtype, window, variant, weight_out=False):
 @pytest.mark.some(5)
 @pytest.mark.parametrize("size", BLOCKS_OF, ids=str)
 @pytest.mark.parametrize("lead", [(), (14,)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.many), "complex64"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("variant", ["output_driven", "binned"])
 def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
