@@ -1,4 +1,4 @@
-// add_blocks by lists: a warp owns a tile of pixels, rows of 32 columns, and has a list of the blocks that
+// add_blocks by bins: a warp owns a tile of pixels, rows of 32 columns, and has a list of the blocks that
 // meet it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once

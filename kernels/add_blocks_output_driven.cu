@@ -1,4 +1,4 @@
-// add_blocks by gathering: a thread block owns a tile of pixels and looks for the blocks that meet it.
+// add_blocks driven by its output: a thread block owns a tile of pixels and looks for the blocks that meet it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
 //   image      (batch, channels, *size), any strides             read where a warp meets a block, and written

@@ -57,7 +57,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
     if len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
-        with np.errstate(all="ignore"):  # as a frame of a stream, or a few
+        with np.errstate(all="ignore"):
             factors = None if weights is None else np.broadcast_to(weights, blocks.shape)
             _add_slices(array, blocks, factors, [[number] for number in range(len(blocks))], positions)
         return

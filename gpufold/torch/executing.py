@@ -86,10 +86,8 @@ def compute(
         own = of_torch(call, data) if recorded and not transformed else None
         guards = seen.see(given, (data, positions, out, *axes), recorded, own)
     if guards.of_torch is not None:
-        if not _profiler_enabled():
-            return guards.of_torch(data)
-        with record_function(f"gpufold::{call.operation}"):
-            return guards.of_torch(data)
+        result: Tensor = watched(call, guards.of_torch, data)
+        return result
     if guards.recorded:
         return differentiate(call, data, axes, positions, out)
     return execute(call, data, axes, positions, out, guards)
@@ -198,6 +196,14 @@ def execute(
     return result
 
 
+def watched(call: Call, function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function, under the name of an operation where a profiler looks on."""
+    if not _profiler_enabled():
+        return function(*given)
+    with record_function(f"gpufold::{call.operation}"):
+        return function(*given)
+
+
 SMALL = 1 << 16
 """The most elements of columns for which torch's own functions are faster where a gradient is recorded."""
 
@@ -231,11 +237,10 @@ def execute_into(
     guards: Guards | None = None,
 ) -> None:
     """Compute a call into tensors that were checked, as `execute` does."""
-    execute_here = _execute_on_gpu if is_on_gpu(data) else _execute_on_cpu
-    if not _profiler_enabled():
-        return execute_here(call, data, result, weights, positions, weight_out, guards)
-    with record_function(f"gpufold::{call.operation}"):
-        execute_here(call, data, result, weights, positions, weight_out, guards)
+    if is_on_gpu(data):
+        watched(call, _execute_on_gpu, call, data, result, weights, positions, weight_out, guards)
+    else:
+        watched(call, _execute_on_cpu, call, data, result, weights, positions, weight_out)
 
 
 def _execute_on_cpu(
@@ -245,7 +250,6 @@ def _execute_on_cpu(
     weights: tuple[Tensor, ...],
     positions: Tensor | None,
     weight_out: Tensor | None,
-    _: Guards | None,
 ) -> None:
     """Compute by the NumPy path, with as many threads as torch has."""
     if call.variant != "auto":

@@ -360,22 +360,19 @@ def take_blocks(
     Tensors are as in `gpufold.torch.add_blocks`. All modes have gradients.
     """
     said: Any = mode
-    if isinstance(said, str) and said in BY_INDEX:
+    by_index = isinstance(said, str) and said in BY_INDEX
+    if by_index or is_traced(array):
         places = operators.as_positions("take_blocks", positions, array)
         if operators.are_known((array, places), (block_shape,)):
             given = described("take_blocks", "array", array)
             calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
+        if not by_index:
+            given_to, tail = (array, window, places, None), (mode, variant, True)
+            return operators.trace("take_blocks", given_to, (block_shape,), places.shape[-1], tail)
         arange, block = partial(torch.arange, device=array.device), operators.per_axis(block_shape, places.shape[1])
         weighted = partial(array_to_blocks, window=window)
         taken: Tensor = outside.taken(torch, arange, weighted, array, places, block, mode)
         return taken
-    if is_traced(array):
-        places = operators.as_positions("take_blocks", positions, array)
-        if operators.are_known((array, places), (block_shape,)):
-            given = described("take_blocks", "array", array)
-            calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
-        tail = mode, variant, True
-        return operators.trace("take_blocks", (array, window, places, None), (block_shape,), places.shape[-1], tail)
     given = described("take_blocks", "array", array)
     places = tensors.as_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)

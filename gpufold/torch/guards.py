@@ -3,7 +3,8 @@
 torch's compiler asks guards whether what it compiled still fits. One question to a guard stands for a dozen about a
 tensor: its type, dtype, device, shape and strides, whether its values are in memory as they are, whether it requires a
 gradient, and whether a mode or a transform of torch.func takes part. A small call takes 60 to 74 % of the time that it
-takes without them: 38 us for 51 of a plain fold, 62 for 100 under a window, 68 for 110 of blocks added in place.
+takes where `TensorGuards` is None: 38 us for 51 of a plain fold, 62 for 100 under a window, 68 for 110 of blocks added
+in place, the least of 60 rounds on one thread of an Intel Xeon, with torch 2.13 at efa6dd3.
 """
 
 from __future__ import annotations
