@@ -10,11 +10,13 @@ lexicographic order, starting from +0. A window's weights are one more array wit
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.folding import fold, unfold
 from gpufold.cpu.treatment import MOVE, Weights, treatment_of
-from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
+from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry, blocks_as_columns
 
 
 def fold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:
@@ -41,10 +43,21 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
         split = blocks.reshape(*geometry.block, geometry.batch, *geometry.grid)
         first = (rank, *range(rank), *range(rank + 1, 2 * rank + 1))
         return split.transpose(first)[:, None], array[:, None], geometry.axes
-    assert isinstance(geometry, BlocksGeometry)
-    sliding, _, _ = blocks_as_columns(geometry, blocks.strides, array.strides)
+    shape, order, image_shape, axes = _split_blocks(geometry, blocks.strides, array.strides)
+    return blocks.reshape(shape, copy=False).transpose(order), array.reshape(image_shape, copy=False), axes
+
+
+@lru_cache(maxsize=256)
+def _split_blocks(
+    geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
+) -> tuple[Size, Size, Size, tuple[Axis, ...]]:
+    """Return the shape of blocks with their axes apart, the order of those in split columns, the image and its axes."""
+    sliding, _, _ = blocks_as_columns(geometry, blocks_strides, array_strides)
     batch, channels, *_ = sliding.split_columns_shape
     rank = len(sliding.axes)
-    columns = blocks.reshape(batch, channels, *sliding.num_blocks, *sliding.block_shape, copy=False)
-    image = array.reshape(batch, channels, *sliding.image_size, copy=False)
-    return columns.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)), image, sliding.axes
+    return (
+        (batch, channels, *sliding.num_blocks, *sliding.block_shape),
+        (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)),
+        (batch, channels, *sliding.image_size),
+        sliding.axes,
+    )

@@ -1,14 +1,13 @@
 """Elements one by one: each is added or taken by the index of its pixel, where array operations would be short.
 
-Elements go axis by axis, the blocks of a tap side by side, so that indices are sums of one term for each axis. The taps
-of a pixel come in lexicographic order that way too.
+Few elements go in the order of split columns, tap by tap; more go axis by axis, the blocks of a tap side by side, so
+that indices are sums of one term for each axis. Either way the taps of a pixel come in lexicographic order.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import chain
 from math import prod
 from typing import TypeAlias
@@ -27,7 +26,7 @@ INDEXED_ELEMENTS = 1 << 15
 """Of which the indices are made at a time."""
 
 _Chunk: TypeAlias = tuple[Index, Array]
-"""Some elements, by their place in columns that go axis by axis, and the index of each; -1 outside the image."""
+"""Some elements, by their place in the columns, and the index of each; -1 outside the image."""
 
 
 def are_few(elements: int, axes: tuple[Axis, ...]) -> bool:
@@ -37,48 +36,64 @@ def are_few(elements: int, axes: tuple[Axis, ...]) -> bool:
 
 def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Add columns into an image, every element of which is written."""
-    pixels: Array = np.zeros(image.size + 1, image.dtype)
     by_part = image.dtype.kind == "c"  # NumPy adds complex numbers by their index in ten times the time of real ones
+    columns, weights, chunks, inside = _chunked(columns, weights, image.shape, axes, 1 + by_part)
+    in_place = inside and image.flags.c_contiguous
+    if in_place:
+        pixels: Array = image.reshape(-1)
+        pixels.fill(0)
+    else:
+        pixels = np.zeros(image.size + 1, image.dtype)
     parts = pixels.view(pixels.real.dtype) if by_part else pixels
-    order = _axis_by_axis(len(axes))
-    columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
-    for place, indices in _chunks(columns, image.shape, axes, 1 + by_part):
+    for place, indices in chunks:
         terms = columns[place]
         if weights is not None or terms.dtype != image.dtype:
             some, terms = terms, np.empty(terms.shape, image.dtype)
             multiply(some, None if weights is None else weights[place], terms)
         flat = terms.reshape(-1)
         np.add.at(parts, indices, np.ascontiguousarray(flat).view(parts.dtype) if by_part else flat)
-    image[...] = pixels[:-1].reshape(image.shape)
+    if not in_place:
+        image[...] = pixels[:-1].reshape(image.shape)
 
 
 def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Take columns, every element of which is written, weighted, out of an image."""
-    pixels: Array = np.zeros(image.size + 1, image.dtype)
-    pixels[:-1].reshape(image.shape)[...] = image
-    order = _axis_by_axis(len(axes))
-    columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
-    for place, indices in _chunks(columns, image.shape, axes, 1):
+    columns, weights, chunks, inside = _chunked(columns, weights, image.shape, axes, 1)
+    if inside:
+        pixels: Array = image.reshape(-1)
+    else:
+        pixels = np.zeros(image.size + 1, image.dtype)
+        pixels[:-1].reshape(image.shape)[...] = image
+    for place, indices in chunks:
         some = columns[place]
         multiply(pixels[indices].reshape(some.shape), None if weights is None else weights[place], some)
-        if weights is not None:  # zero times a weight may be -0.0 or NaN
+        if weights is not None and not inside:  # zero times a weight may be -0.0 or NaN
             some[indices.reshape(some.shape) < 0] = 0
 
 
-@cache
-def _axis_by_axis(rank: int) -> tuple[int, ...]:
-    """Return the order of (N, C, taps, blocks, taps, blocks, ...) in (N, C, *kernel, *blocks)."""
-    return (0, 1, *chain.from_iterable((2 + number, 2 + rank + number) for number in range(rank)))
+def _chunked(
+    columns: Array, weights: Array | None, shape: Size, axes: tuple[Axis, ...], parts: int
+) -> tuple[Array, Array | None, Iterable[_Chunk], bool]:
+    """Return columns and weights in the order of their chunks, these, and whether all are known to be inside the image.
 
-
-def _chunks(columns: Array, shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterable[_Chunk]:
-    """Return the chunks of an image's columns, the indices of which are of each part of an element."""
-    return (_one_chunk if columns.size <= INDEXED_ELEMENTS else _each_chunk)(shape, axes, parts)
+    The indices are of each part of an element.
+    """
+    if columns.size * parts <= INDEXED_ELEMENTS:
+        return columns, weights, *_one_chunk(shape, axes, parts)
+    order = (0, 1, *chain.from_iterable((2 + number, 2 + len(axes) + number) for number in range(len(axes))))
+    turned = None if weights is None else weights.transpose(order)
+    return columns.transpose(order), turned, _each_chunk(shape, axes, parts), False
 
 
 @kept
-def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[_Chunk, ...]:
-    return tuple(_each_chunk(shape, axes, parts))
+def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[tuple[_Chunk], bool]:
+    """Return the indices of all elements, (N, C, *kernel, *blocks), and whether all are inside."""
+    extents = [extent for axis in axes for extent in (axis.kernel, axis.blocks)]
+    by_axis = np.concatenate([indices for _, indices in _each_chunk(shape, axes, 1)])
+    order = (0, 1, *range(2, 2 + len(extents), 2), *range(3, 2 + len(extents), 2))
+    elements = by_axis.reshape(*shape[:2], *extents).transpose(order).reshape(-1, 1)
+    indices = np.where(elements < 0, -1, elements * parts + np.arange(parts)).ravel()
+    return ((((...,), indices),), bool(indices.min(initial=0) >= 0))
 
 
 def _each_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterator[_Chunk]:
