@@ -275,12 +275,17 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
 
 def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
     """Raise where a result has more bytes than an array can have; an empty one counts as if no axis were empty."""
-    size = prod(filter(None, shape)) * itemsize
+    size = _bytes_of(shape, itemsize)
     if size > sys.maxsize:
         raise ValueError(
             f"{call.operation}: the result of shape {shape} and dtype {call.dtype} has {size} bytes, "
             f"more than the {sys.maxsize} that an array can have"
         )
+
+
+@lru_cache(maxsize=1024)
+def _bytes_of(shape: Size, itemsize: int) -> int:
+    return prod(filter(None, shape)) * itemsize
 
 
 def check_out(call: Call, library: ModuleType, out: Any, shape: Size, read: Named) -> None:

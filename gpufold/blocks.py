@@ -212,5 +212,5 @@ def blocks_to_array(
         variant=variant,
         deterministic=deterministic,
     )
-    array: ArrayT = filled(call.geometry, compute(call, library, blocks, out, window), fill_value)
-    return array
+    array: ArrayT = compute(call, library, blocks, out, window)
+    return array if fill_value is None else filled(call.geometry, array, fill_value)

@@ -197,8 +197,8 @@ def col2im(
     """Describe a call of `gpufold.col2im`."""
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    call = _kept_in(_chosen(Call("col2im", geometry, name, fusion), variant, deterministic), dtype, "data")
-    return call.covering(fill_value)
+    call = _chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
+    return _averaged(call, "data", dtype, fill_value)
 
 
 def im2col(
@@ -236,8 +236,8 @@ def blocks_to_array(
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
-    call = _kept_in(_chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic), dtype, "blocks")
-    return call.covering(fill_value)
+    call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
+    return _averaged(call, "blocks", dtype, fill_value)
 
 
 def array_to_blocks(
@@ -399,8 +399,17 @@ def summed_in(call: Call, name: str, must: str) -> Call:
     return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
 
 
+def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
+    """Return a call with its sums in the dtype that was given, or in the one of averages where it has any.
+
+    Raise where an average leaves elements that no block covers, unless they are filled.
+    """
+    if dtype is None and fill_value is None and call.fusion is PLAIN:
+        return call
+    return _kept_in(call, dtype, data).covering(fill_value)
+
+
 def _kept_in(call: Call, dtype: Any, data: str) -> Call:
-    """Return a call with its sums in the dtype that was given, or in the one of averages where it has any."""
     averages = call.fusion.reduction != "sum" or call.fusion.window != "none"
     if dtype is None:
         name = average_dtype(call.dtype) if averages else call.dtype
@@ -447,7 +456,7 @@ def kind_of(window: Any) -> str:
 
 def is_separable(window: Any) -> bool:
     """Return whether a window is given as a sequence: an array for each axis."""
-    return type(window) in (tuple, list) or (isinstance(window, Sequence) and not isinstance(window, memoryview))
+    return type(window) in (tuple, list) or (not hasattr(window, "shape") and isinstance(window, Sequence))
 
 
 _fused = cache(Fusion)  # to look one up takes a third of the time

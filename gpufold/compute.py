@@ -50,7 +50,6 @@ def prepare(
 
     What weights are added to, where it is given, has the shape and dtype that the call says.
     """
-    operation = OPERATIONS[call.operation]
     if call.dtype not in ELEMENT_TYPES:
         _check_no_sums(call, data)
     if call.variant != "auto":
@@ -58,6 +57,7 @@ def prepare(
     weights = None if window is None else as_weights(call, library, window, data)
     if out is None:
         return weights
+    operation = OPERATIONS[call.operation]
     read = [(operation.data, data)]
     if positions is not None:
         read.append(("positions", positions))

@@ -15,9 +15,8 @@ def check_fill_value(operation: str, fill: object, dtype: str, accumulate: bool)
         raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
 
 
-def check_covered(operation: str, geometry: object, shape: Size, reduction: str) -> None:
-    """Raise where an average of a shape leaves elements that no block covers."""
-    assert isinstance(geometry, BlocksGeometry | SlidingGeometry)
+def check_covered(operation: str, geometry: Any, shape: Size, reduction: str) -> None:
+    """Raise where an average of a shape leaves elements that no sliding block covers."""
     if not geometry.covers_all and 0 not in shape:
         number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
         lead = len(shape) - len(geometry.axes)

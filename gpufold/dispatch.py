@@ -28,29 +28,25 @@ def dispatched(function: FunctionT) -> FunctionT:
     """
     name, parameters = function.__name__, signature(function).parameters
     first, defaults = next(iter(parameters)), {each.name: each.default for each in parameters.values()}
-    functions: dict[str, Callable[..., Any]] = {"numpy": function, "cupy": function}
+    fronts: dict[type, Callable[..., Any]] = {np.ndarray: function}
 
     def found(kind: type) -> Callable[..., Any]:
-        front = front_of(kind)
-        if not front:
-            return function
-        theirs: Callable[..., Any] | None = getattr(sys.modules[front], name, None)
+        package = kind.__module__.partition(".")[0]
+        front = front_of(kind) if package != "cupy" else ""
+        theirs: Callable[..., Any] | None = getattr(sys.modules[front], name, None) if front else function
         if theirs is None:
             raise TypeError(
                 f"{name}: {first} must be of a mutable type, got a {kind.__module__}.{kind.__qualname__}; "
                 f"{name.rstrip('_')} returns a new array"
             )
-        if kind.__module__.partition(".")[0] in FRONTS:
-            functions[kind.__module__.partition(".")[0]] = theirs
+        if package == "cupy" or package in FRONTS:
+            fronts[kind] = theirs
         return theirs
 
     @wraps(function)
     def door(*given: Any, **named: Any) -> Any:
         kind = type(given[0] if given else named.get(first))
-        if kind is np.ndarray:
-            front: Any = function
-        else:
-            front = functions.get(kind.__module__.partition(".")[0]) or found(kind)
+        front: Any = fronts.get(kind) or found(kind)
         if front is function and "chunks" in named and named["chunks"] is not defaults.get("chunks"):
             raise unknown_keyword(front, name, ["chunks"], kind)
         try:

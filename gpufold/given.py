@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from numbers import Integral, Number
 from reprlib import Repr
 from typing import Any
 
 import numpy as np
+
+NUMBERS, COMPLEX = (int, float, Number, np.number, np.bool_), (complex, np.complexfloating)
+"""The types of numbers, those that are found soonest first."""
+
+BEYOND_DOUBLES = 1 << 1023
+"""Integers from which on none is converted to a float."""
 
 _repr = Repr()
 _repr.maxlevel = 3
@@ -66,18 +73,24 @@ def check_number(operation: str, name: str, given: Any, dtype: str = "complex128
     Traceback (most recent call last):
     ValueError: col2im: fill_value must fit the dtype uint8, got 300
     """
-    if not isinstance(given, Number | np.number | np.bool_) or isinstance(given, np.timedelta64):
+    if not isinstance(given, NUMBERS) or isinstance(given, np.timedelta64):
         raise TypeError(f"{operation}: {name} must be a number, got {shown(given)}")
-    text = dtype.lower().startswith(("str", "bytes"))
-    kind = "f" if dtype == "bfloat16" else "U" if text else np.dtype(dtype).kind
+    kind = _kind(dtype)
     if kind in "iu":
         limits = np.iinfo(dtype)
         fits = isinstance(given, Integral | np.bool_) and limits.min <= int(given) <= limits.max
     else:
-        fits = kind in "bc" or (kind != "U" and not isinstance(given, complex | np.complexfloating))
-        fits = fits and not (isinstance(given, int) and abs(given) >= 1 << 1023)  # beyond a double
+        fits = kind in "bc" or (kind != "U" and not isinstance(given, COMPLEX))
+        fits = fits and not (isinstance(given, int) and abs(given) >= BEYOND_DOUBLES)
     if not fits:
         raise ValueError(f"{operation}: {name} must fit the dtype {dtype}, got {shown(given)}")
+
+
+@cache
+def _kind(dtype: str) -> str:
+    """Return NumPy's letter for the kind of a dtype, given by its name."""
+    text = dtype.lower().startswith(("str", "bytes"))
+    return "f" if dtype == "bfloat16" else "U" if text else np.dtype(dtype).kind
 
 
 def has_own_arithmetic(array: object) -> bool:

@@ -170,8 +170,8 @@ def col2im(
         variant=variant,
         deterministic=deterministic,
     )
-    image: ArrayT = filled(call.geometry, compute(call, library, data, out, window), fill_value)
-    return image
+    image: ArrayT = compute(call, library, data, out, window)
+    return image if fill_value is None else filled(call.geometry, image, fill_value)
 
 
 @dispatched

@@ -28,7 +28,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
     """
     operation, wanted = call.operation, call.element.weight_dtype
-    axes = axes_of_window(call, window, f"{library.__name__}.asarray")
+    axes = axes_of_window(call, window, "numpy.asarray" if library is np else "cupy.asarray")
     converted = False
     for axis, weights in enumerate(axes):
         if (

@@ -11,6 +11,7 @@ from gpufold.geometry.grids import LAST_BLOCKS
 from gpufold.geometry.integers import (
     PerAxis,
     Size,
+    are_integers,
     as_integers,
     check_at_least,
     check_axes,
@@ -106,6 +107,8 @@ def blocks_as_columns(
 
 def _hangs_over(operation: str, last: object) -> bool:
     """Return whether blocks at multiples of the strides may hang over the end of an axis."""
+    if type(last) is str and last == "drop":
+        return False
     if word(operation, "last", last, LAST_BLOCKS) in ("over", "drop"):
         return last == "over"
     raise ValueError(
@@ -157,12 +160,10 @@ def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any, last: 
     (2, 7, 5, 4, 4)
     """
     operation = "array_to_blocks"
-    return array_geometry(
-        shape,
-        as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "strides", strides),
-        _hangs_over(operation, last),
-    )
+    if not are_integers(block_shape, strides):
+        block_shape = as_integers(operation, "block_shape", block_shape)
+        strides = as_integers(operation, "strides", strides)
+    return array_geometry(shape, block_shape, strides, _hangs_over(operation, last))
 
 
 def blocks_to_array_geometry(
@@ -174,13 +175,11 @@ def blocks_to_array_geometry(
     (7, 5)
     """
     operation = "blocks_to_array"
-    return blocks_geometry(
-        shape,
-        as_integers(operation, "output_shape", output_shape),
-        as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "strides", strides),
-        _hangs_over(operation, last),
-    )
+    if not are_integers(output_shape, block_shape, strides):
+        output_shape = as_integers(operation, "output_shape", output_shape)
+        block_shape = as_integers(operation, "block_shape", block_shape)
+        strides = as_integers(operation, "strides", strides)
+    return blocks_geometry(shape, output_shape, block_shape, strides, _hangs_over(operation, last))
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,16 @@ from math import prod
 from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
+from gpufold.geometry.integers import (
+    PerAxis,
+    Size,
+    are_integers,
+    as_integers,
+    check_at_least,
+    check_axes,
+    expand,
+    sequence,
+)
 
 SPATIAL = "spatial axis"
 MOST_CHANNELS = 4
@@ -102,13 +111,13 @@ def im2col_geometry(shape: Size, *per_axis: Any, **named: Any) -> SlidingGeometr
 def _sliding_integers(
     operation: str, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
 ) -> tuple[PerAxis, PerAxis, PerAxis, PerAxis, PerAxis]:
-    return (
-        as_integers(operation, "kernel_size", kernel_size),
-        as_integers(operation, "strides", strides),
-        as_integers(operation, "dilations", dilations),
-        as_integers(operation, "pads_begin", pads_begin),
-        as_integers(operation, "pads_end", pads_end),
-    )
+    if not are_integers(kernel_size, strides, dilations, pads_begin, pads_end):
+        kernel_size = as_integers(operation, "kernel_size", kernel_size)
+        strides = as_integers(operation, "strides", strides)
+        dilations = as_integers(operation, "dilations", dilations)
+        pads_begin = as_integers(operation, "pads_begin", pads_begin)
+        pads_end = as_integers(operation, "pads_end", pads_end)
+    return kernel_size, strides, dilations, pads_begin, pads_end
 
 
 @lru_cache(maxsize=256)

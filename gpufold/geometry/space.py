@@ -10,7 +10,7 @@ from operator import index
 from typing import Any
 
 from gpufold.geometry.axes import Axis, hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand
+from gpufold.geometry.integers import PerAxis, Size, are_integers, as_integers, check_at_least, check_axes, expand
 from gpufold.given import shown
 
 
@@ -107,12 +107,11 @@ def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0,
     (2, 8)
     """
     operation = "batch_to_space"
-    return batch_geometry(
-        shape,
-        as_integers(operation, "block_shape", block_shape),
-        _margins(operation, "crops_begin", crops_begin, shape),
-        _margins(operation, "crops_end", crops_end, shape),
-    )
+    if not are_integers(block_shape, crops_begin, crops_end):
+        block_shape = as_integers(operation, "block_shape", block_shape)
+        crops_begin = _margins(operation, "crops_begin", crops_begin, shape)
+        crops_end = _margins(operation, "crops_end", crops_end, shape)
+    return batch_geometry(shape, block_shape, crops_begin, crops_end)
 
 
 def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
@@ -122,12 +121,11 @@ def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, 
     (10, 2)
     """
     operation = "space_to_batch"
-    return space_geometry(
-        shape,
-        as_integers(operation, "block_shape", block_shape),
-        _margins(operation, "pads_begin", pads_begin, shape),
-        _margins(operation, "pads_end", pads_end, shape),
-    )
+    if not are_integers(block_shape, pads_begin, pads_end):
+        block_shape = as_integers(operation, "block_shape", block_shape)
+        pads_begin = _margins(operation, "pads_begin", pads_begin, shape)
+        pads_end = _margins(operation, "pads_end", pads_end, shape)
+    return space_geometry(shape, block_shape, pads_begin, pads_end)
 
 
 def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:

@@ -72,7 +72,7 @@ def execute(
     device = data.device.id
     given = call, _layout(data), _layout(result), None if weight_out is None else _layout(weight_out), device
     arrays = _addresses(data, result, window, positions, weight_out)
-    if current() == device:
+    if cupy.cuda.runtime.getDevice() == device:
         execute_at(given, arrays, None, _scratch)
     else:
         with cupy.cuda.Device(device):

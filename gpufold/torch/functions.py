@@ -55,8 +55,8 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         data = given[0] if given else named.pop(first, None)
         if len(given) > len(places) or not named.keys() <= known:
             raise like.refused()
-        last, traced = named.get("last"), is_traced(data)
-        over = isinstance(last, str) and last == "over"
+        traced = is_traced(data)
+        over = "last" in named and isinstance(named["last"], str) and named["last"] == "over"
         if over or traced:
             values = {**defaults, **dict(zip(places[: len(given)], given, strict=True)), **named}
             if traced and operators.are_known((data,), [values[size] for size in SIZES[name]]):
