@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -76,17 +77,24 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Deselect what was not asked for, and mark what cannot run."""
     many = config.getoption("--many")
-    everything, numbers, dropped = many or config.getoption("--all"), Counter(), []
+    everything, numbers, kept, dropped = many or config.getoption("--all"), Counter(), [], []
     for item in items:
         some = item.get_closest_marker("some")
         numbers[item.function if some else None] += 1
         left = (some and (numbers[item.function] - 1) % some.args[0]) or item.get_closest_marker("all")
         if (left and not everything) or (item.get_closest_marker("many") and not many):
             dropped.append(item)
-        elif reason := next(filter(None, (missing(mark.name, *mark.args) for mark in item.iter_markers())), None):
+            continue
+        kept.append(item)
+        if reason := next(filter(None, (missing(mark.name, *mark.args) for mark in item.iter_markers())), None):
             item.add_marker(pytest.mark.skip(reason=reason))
     config.hook.pytest_deselected(items=dropped)
-    items[:] = [item for item in items if item not in set(dropped)]
+    items[:] = kept
+
+
+def pytest_collection_finish():
+    """Let the garbage collector pass over all tests, each time that it collects what one of them leaves."""
+    gc.freeze()
 
 
 def missing(mark, name="", *_):
@@ -142,7 +150,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
-        monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 40)
+        monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(elements, "MANY_HALVES", 1)
 
