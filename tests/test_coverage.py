@@ -182,6 +182,7 @@ def put_back(blocks, like, block, strides, **options):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.some(5)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("executor", ["plain", "observed"])
 def test_kernels_take_and_put_blocks_that_hang_over(seed, executor):

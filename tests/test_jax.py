@@ -102,7 +102,7 @@ def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype
     check_grads(of_arrays, given, order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.some(23)
+@pytest.mark.some(47)
 @in_dtypes(SEVEN[1:])
 def test_the_transpose_is_the_adjoint(operation, dtype):
     """<A x, y> = <x, A' y>, where JAX's own transpose has no conjugate, and every dtype a gradient of its own."""
@@ -163,7 +163,7 @@ def test_vmap_computes_each(operation, dtype):
         same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(9)
 @named(EVERY)
 def test_vmap_of_gradients_and_gradients_of_vmap(operation):
     arrays = traced(operation.arrays("float64", lead=(3,)))

@@ -372,6 +372,7 @@ def compare(call, before, what, variant, laid, wanted, where):
 NUMBERS = [0, *(pytest.param(number, marks=pytest.mark.all) for number in range(1, 3))]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_kernel_gives_the_bits_of_numpy(row, number):

@@ -82,6 +82,7 @@ def planned(name):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     "architecture", [90, *(pytest.param(other, marks=pytest.mark.all) for other in (80, 100, 120))]
 )
