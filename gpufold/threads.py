@@ -13,9 +13,11 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
+from math import inf
 from queue import SimpleQueue
 from threading import RLock, get_ident
+from time import perf_counter
 from typing import Any
 
 from gpufold import rounding
@@ -24,6 +26,12 @@ from gpufold.geometry import as_count
 
 MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
+
+THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
+"""Of a call for each of its threads at least, and up to which one thread is tried beside all."""
+
+TRIALS, AGAIN = 3, 32
+"""How often each is tried at first, in turns; and calls of which one tries again what is not chosen."""
 
 _c: Any = None
 """The locks of C's library."""
@@ -147,6 +155,42 @@ class _Together:
                 failures.append(error)
             finally:
                 _c.pthread_rwlock_unlock(self.lock)
+
+
+class _Trial:
+    """The seconds that calls of a kind take, on one thread and on more."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls, self.seconds = 0, [inf, inf]
+
+
+_trial_of = lru_cache(maxsize=1024)(lambda *kind: _Trial())
+
+
+def is_short(size: int) -> bool:
+    """Return whether a call of so many bytes is for one thread."""
+    return size < 2 * THREAD_BYTES
+
+
+def on_threads(kind: tuple[Any, ...], size: int, work: Callable[[int], None]) -> None:
+    """Call work(threads) on arrays of so many bytes: with all threads or with one, as calls of a kind take less time.
+
+    What a second thread costs only the machine knows: to wake one takes from microseconds to a tenth of a millisecond,
+    and so does each turn in Python.
+    """
+    most = 1 if is_short(size) else min(get_num_threads(), size // THREAD_BYTES)
+    if most < 2 or size > MOST_TRIED:
+        return work(most)
+    trial = _trial_of(most, kind)
+    number, trial.calls = trial.calls, trial.calls + 1
+    together = number % 2 == 0 if number < 2 * TRIALS else trial.seconds[1] < trial.seconds[0]
+    together ^= number % AGAIN == AGAIN - 1
+    start = perf_counter()
+    work(most if together else 1)
+    new, known = perf_counter() - start, trial.seconds[together]
+    trial.seconds[together] = new if new < known else known + (new - known) / 4  # what disturbs a call soon counts less
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], most: int = MOST_THREADS) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold import elements
+from gpufold import elements, threads
 from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
 
 
@@ -147,7 +147,8 @@ def way(request, monkeypatch):
             monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "tiled" in request.param:
-        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(threads, "THREAD_BYTES", 1)
+        monkeypatch.setattr(threads, "MOST_TRIED", 0)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)

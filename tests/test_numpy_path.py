@@ -41,6 +41,7 @@ from gpufold.cpu import folding, placing, runs, tiles
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.folding import fold_way
 from gpufold.cpu.runs import fold_runs
+from gpufold.threads import is_short
 
 SLIDING = ("strides", "dilations", "pads_begin", "pads_end")
 
@@ -51,8 +52,6 @@ def every_way(request, way, monkeypatch):
     chosen = request.node.callspec.params["way"]
     if chosen != "chosen":
         monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
-    if "tiled" in chosen:
-        monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
 
 
 def through_columns(module, call, array, shape, block, **options):
@@ -261,8 +260,8 @@ def test_memory_of_others_gives_the_same_bits(call, memory):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_never_shows(threads, monkeypatch):
     wanted = [call.on(call.data) for call in CALLS]
-    for module, name in ((tiles, "THREADED_ELEMENTS"), (placing, "THREADED_BLOCK")):
-        monkeypatch.setattr(module, name, 1)
+    monkeypatch.setattr("gpufold.threads.THREAD_BYTES", 1)
+    monkeypatch.setattr("gpufold.threads.MOST_TRIED", 0)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
     gpufold.set_num_threads(threads)
     try:
@@ -293,7 +292,7 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     monkeypatch.setattr(folding, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
     reduction, kind, accumulate = fusion
     blocks, out = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
-    assert blocks.size > tiles.THREADED_ELEMENTS
+    assert not is_short(blocks.nbytes)
     options = {"reduction": reduction, "window": window_of(kind, case.block, np.float32), "accumulate": accumulate}
     call = Call("blocks_to_array", blocks, (case.shape, case.block), {"strides": case.strides} | options)
     want = through_columns(gpufold, call, blocks, *call.arguments, out=out.copy(), **options)

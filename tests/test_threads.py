@@ -32,7 +32,9 @@ def fold(columns=COLUMNS):
 
 
 @pytest.fixture(autouse=True)
-def _default_threads():
+def _default_threads(monkeypatch):
+    """As many threads as may be, in every call."""
+    monkeypatch.setattr(threads, "MOST_TRIED", 0)
     yield
     gpufold.set_num_threads(None)
 
@@ -178,6 +180,35 @@ def test_a_worker_of_a_data_loader_uses_one():
     assert python("-c", LOADED, OMP_NUM_THREADS="7") == "[1, 1] [1, 1] 7\n"
 
 
+@pytest.mark.parametrize("together", [0.5, 1.0, 2.0], ids=lambda seconds: f"{seconds}-s")
+def test_calls_of_a_kind_are_made_as_they_take_less_time(together, monkeypatch):
+    """Of one second on one thread; what takes longer is tried again, and taken once it no longer does."""
+    seconds, now, made = {1: 1.0, 2: together}, [0.0], []
+
+    def work(count):
+        made.append(count)
+        now[0] += seconds[count]
+
+    gpufold.set_num_threads(2)
+    monkeypatch.setattr(threads, "MOST_TRIED", 1 << 28)
+    monkeypatch.setattr(threads, "perf_counter", lambda: now[0])
+    kind, bytes_of_two = (together, object()), 2 * threads.THREAD_BYTES
+    for _ in range(4 * threads.AGAIN):
+        threads.on_threads(kind, bytes_of_two, work)
+    best, other = (2, 1) if together < 1 else (1, 2)
+    first = made[: 2 * threads.TRIALS]
+    assert first == [2, 1] * threads.TRIALS
+    assert set(made[len(first) : threads.AGAIN - 1]) == {best}
+    assert made[len(first) :].count(other) == 4
+    seconds[best] = 4.0
+    for _ in range(2 * threads.AGAIN):
+        threads.on_threads(kind, bytes_of_two, work)
+    assert made[-2] == other
+    for size in (bytes_of_two - 1, threads.MOST_TRIED + 1):
+        threads.on_threads(kind, size, work)
+    assert made[-2:] == [1, 2]
+
+
 def numbers(count):
     return [(number,) for number in range(count)]
 
@@ -230,6 +261,7 @@ def refuse(*_):
 
 @pytest.mark.parametrize(("name", "value"), [("start_new_thread", refuse), ("_c", None)])
 def test_a_call_works_alone_where_no_thread_starts_or_no_mode_can_be_passed_on(name, value, monkeypatch):
+    gpufold.set_num_threads(1)
     want, seen = fold(), set()
     gpufold.set_num_threads(4)  # of which none has started
     monkeypatch.setattr(threads, name, value)

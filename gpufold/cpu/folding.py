@@ -19,7 +19,7 @@ from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 from gpufold.keeping import kept
-from gpufold.threads import for_each, get_num_threads
+from gpufold.threads import for_each, on_threads
 
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """Adds split columns, weighed, into a tile of an image, every element of which it writes."""
@@ -41,40 +41,39 @@ LONG_KERNEL, APART_TAPS = 4, 16
 """Taps of a row that make an inner loop long enough, two less where pixels or taps lie apart; and taps that do."""
 
 
-def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int, int]:
-    """Return the way that columns take into an image, how many pixels a tile has at most, and how many steps it takes.
+def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int]:
+    """Return the way that columns take into an image, and how many pixels a tile has at most.
 
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
     by cells, which cut a block's rows where a stride ends. Few go by their index.
     """
     plan = plan_of(axes)
     if move or plan.once or plan.apart:
-        return fold_cells, tiles.TILE_ELEMENTS, plan.operations
+        return fold_cells, tiles.TILE_ELEMENTS
     if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
-        return fold_indexed, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), plan.operations
+        return fold_indexed, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image)
     size = sum_dtype(image.dtype).itemsize
     if not taps_are_closest(columns, axes):
         steps = plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS
         most = min(2 * tiles.CACHE_BYTES // size, tiles.pixels_of(tiles.STEP_ELEMENTS * steps, columns, image))
-        return fold_runs, max(tiles.TILE_ELEMENTS, most), steps
+        return fold_runs, max(tiles.TILE_ELEMENTS, most)
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
         copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
-        return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image), tiles.TILE_STEPS
+        return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image)
     cached = tiles.CACHE_BYTES // 4 // image.itemsize  # while the taps of every cell offset pass over a tile
     limit = max(cached, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
-    return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS), steps
+    return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS)
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
-    way, limit, steps = fold_way(columns, image, axes, treatment.move)
+    way, limit = fold_way(columns, image, axes, treatment.move)
     if treatment.move:
-        return tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps, treatment, way)
-    more = 0 if treatment.reduction == "sum" else tiles.TILE_STEPS
+        return tiles.for_each_tile(_fold_tile, columns, image, axes, limit, treatment, way)
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps + more, treatment, way)
+        tiles.for_each_tile(_fold_tile, columns, image, axes, limit, treatment, way)
 
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: Way) -> None:
@@ -125,8 +124,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         if closest:  # smaller ones, for the taps of a block are written one after another
             few = max(tiles.CACHE_BYTES // 4 // columns.itemsize, tiles.STEP_ELEMENTS * steps)
             limit = tiles.pixels_of(few, columns, image)
-        steps *= 4 if axes[-1].stride == 1 else 1  # to copy what lies side by side takes less than sums
-        tiles.for_each_tile(unfold_cells, columns, image, axes, limit, steps, weights)
+        tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -138,12 +136,13 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     rank = len(axes)
     order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
     arrays = [array.transpose(order) for array in (view, weights, columns) if array is not None]
-    parts = min(get_num_threads(), columns.size // (4 * tiles.THREADED_ELEMENTS))  # a copy takes less than sums
     copy = copy_rows if weights is None else multiply
-    if parts < 2:
-        return copy(*arrays)
     longest = max((0, 1, *range(1 + rank, columns.ndim - 1)), key=lambda number: arrays[0].shape[number])
-    for_each(copy, zip(*(np.array_split(array, parts, longest) for array in arrays), strict=True))
+
+    def on(threads: int) -> None:
+        for_each(copy, zip(*(np.array_split(array, threads, longest) for array in arrays), strict=True), threads)
+
+    on_threads((copy, axes, columns.dtype, columns.shape, columns.strides, image.strides), columns.nbytes, on)
 
 
 @kept

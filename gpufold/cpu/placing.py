@@ -18,7 +18,7 @@ from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry, Size
 from gpufold.geometry.tiles import cut_into_tiles
-from gpufold.threads import for_each, get_num_threads
+from gpufold.threads import for_each, on_threads
 from gpufold.weights import least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
@@ -30,9 +30,6 @@ LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 13
 """Blocks up to which small ones are added one by one at once: to look for those that a tile meets takes longer; blocks
 from which, and elements of each up to which, they are taken together."""
-
-THREADED_BLOCK = 4 * tiles.STEP_ELEMENTS
-"""Elements of a block from which threads gain, which take turns in Python between two blocks."""
 
 
 def add_blocks(
@@ -72,15 +69,19 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         positions -= begin
         if not array.size:
             return
-    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK // (8 if narrow else 1):
-        limit = min(limit, -(-array.size // get_num_threads()))
     lead = 0 if scatters else array.ndim - rank  # planes come last where each is one more step for a block
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in (*array.shape[lead:], *array.shape[:lead]))
-    with np.errstate(all="ignore"):
-        cut = [tile.pixels[2:] for tile in cut_into_tiles((1, 1, *(axis.size for axis in unit_axes)), unit_axes, limit)]
+    extents = (1, 1, *(axis.size for axis in unit_axes))
+
+    def on(threads: int) -> None:
+        most = min(limit, -(-array.size // threads))
+        cut = [tile.pixels[2:] for tile in cut_into_tiles(extents, unit_axes, most)]
         cut = [(*pixels[array.ndim - lead :], *pixels[: array.ndim - lead]) for pixels in cut]
         parts = _blocks_near(cut, blocks.shape[-rank:], positions)
-        for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts])
+        for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts], threads)
+
+    with np.errstate(all="ignore"):
+        on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
 def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:
@@ -202,13 +203,16 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
     axes = array.ndim + first.shape[1]  # of a view of all blocks: NumPy has no more than 64
     many = axes <= 64 and not array.dtype.hasobject and len(blocks) >= MANY_BLOCKS and blocks[0].size <= SMALL_BLOCK
-    step = max(1, TAKEN // blocks[0].size) if many else len(blocks)
-    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
-        step = min(step, -(-len(blocks) // get_num_threads()))
-    parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
     take, nearest = _take_many if many else _take_one_by_one, call.fusion.mode == "edge"
+    most = max(1, TAKEN // blocks[0].size) if many else len(blocks)
+
+    def on(threads: int) -> None:
+        step = min(most, -(-len(blocks) // threads))
+        parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
+        for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts], threads)
+
     with np.errstate(all="ignore"):
-        for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts])
+        on_threads((take, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
 def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:

@@ -9,7 +9,7 @@ from gpufold.cores import cache_bytes
 from gpufold.cpu.arithmetic import ALL, Array
 from gpufold.geometry import Axis
 from gpufold.geometry.tiles import cut_into_tiles
-from gpufold.threads import for_each, get_num_threads
+from gpufold.threads import for_each, is_short, on_threads
 
 CACHE_BYTES = cache_bytes()
 """Of a core, for what it works on at a time."""
@@ -20,9 +20,6 @@ SMALL_ELEMENTS = 1 << 14
 TILE_ELEMENTS = 1 << 19
 """Pixels of a tile at most: its scratch is all a call needs."""
 
-THREADED_ELEMENTS = 1 << 17
-"""Elements, of columns or of pixels, that are worth a thread."""
-
 STEP_ELEMENTS = 1 << 14
 """Of columns in an array operation, from which it takes long beside starting it: that is Python's, one at a time."""
 
@@ -31,20 +28,23 @@ TILE_STEPS = 8
 
 
 def for_each_tile(
-    work: Callable[..., None], columns: Array, image: Array, axes: tuple[Axis, ...], limit: int, steps: int, *more: Any
+    work: Callable[..., None], columns: Array, image: Array, axes: tuple[Axis, ...], limit: int, *more: Any
 ) -> None:
-    """Call work(columns, pixels, axes, *more) for tiles of `limit` pixels at most, each in so many steps."""
-    worth = max(columns.size, image.size) // THREADED_ELEMENTS
-    if worth < 2 and image.size <= limit:
+    """Call work(columns, pixels, axes, *more) for tiles of `limit` pixels at most."""
+    size = max(columns.nbytes, image.nbytes)
+    if image.size <= limit and is_short(size):
         return work(columns, image, axes, *more)
-    pieces = columns.size // (STEP_ELEMENTS * (steps + TILE_STEPS))
-    threads = max(1, min(get_num_threads(), worth, pieces))
-    taps, limit = (ALL,) * len(axes), min(limit, -(-image.size // threads))
-    cut = cut_into_tiles(image.shape, axes, limit)
-    if len(cut) % threads and len(cut) < 4 * threads <= pieces:  # threads would wait for the last of few
-        cut = cut_into_tiles(image.shape, axes, max(1, limit // 2))
-    parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
-    for_each(work, [(*part, *more) for part in parts], threads)
+
+    def on(threads: int) -> None:
+        most = min(limit, -(-image.size // threads))
+        cut = cut_into_tiles(image.shape, axes, most)
+        if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
+            cut = cut_into_tiles(image.shape, axes, max(1, most // 2))
+        taps = (ALL,) * len(axes)
+        parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
+        for_each(work, [(*part, *more) for part in parts], threads)
+
+    on_threads((work, axes, columns.dtype, columns.shape, columns.strides, image.strides), size, on)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:
