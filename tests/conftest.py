@@ -142,6 +142,7 @@ def way(request, monkeypatch):
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
+        monkeypatch.setattr(folding, "SHORT_STEP", 0)
     if "turned" in request.param:
         for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)

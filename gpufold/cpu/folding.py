@@ -11,7 +11,7 @@ import numpy as np
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, spread
-from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells
+from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells, unfold_taps
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, are_long, fold_runs
 from gpufold.cpu.treatment import Treatment, average
@@ -37,8 +37,9 @@ SHORT_STEP, LONG_STEP = 1 << 14, 1 << 20
 PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
-LONG_KERNEL, APART_TAPS = 4, 16
-"""Taps of a row that make an inner loop long enough, two less where pixels or taps lie apart; and taps that do."""
+LONG_KERNEL, APART_TAPS, LONG_ROW = 4, 16, 32
+"""Taps of a row that make an inner loop long enough, two less where pixels or taps lie apart; taps that do; and bytes
+of a row from which one that is taken from pixels apart is copied sooner than its taps are, each of all blocks."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int]:
@@ -111,20 +112,30 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
                 image, outside = whole, ()
                 axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
             one_view = not outside
+        closest = large and not outside and taps_are_closest(columns, axes)
+        by_taps = closest and _have_few_taps(columns, axes)
+        one_view = one_view and not by_taps
         if not one_view and are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if not image.size:
             return
-        closest = large and not outside and taps_are_closest(columns, axes)
-        if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - 2 * apart):
+        if one_view or (closest and not by_taps and axes[-1].kernel >= LONG_KERNEL - 2 * apart):
             return _unfold_view(image, columns, axes, spread(weights, columns))
         limit = 2 * tiles.TILE_ELEMENTS
         if closest:  # smaller ones, for the taps of a block are written one after another
             few = max(tiles.CACHE_BYTES // 4 // columns.itemsize, tiles.STEP_ELEMENTS * steps)
             limit = tiles.pixels_of(few, columns, image)
-        tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
+        tiles.for_each_tile(unfold_taps if by_taps else unfold_cells, columns, image, axes, limit, weights)
+
+
+def _have_few_taps(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether blocks are so small that to take each tap of all blocks is sooner than to take them row by row."""
+    last, taps = axes[-1], prod(axis.kernel for axis in axes)
+    small = taps > 2 and max(axis.kernel for axis in axes) < LONG_KERNEL and columns.nbytes >= SHORT_STEP * taps
+    follow = taps == last.kernel == last.stride  # the whole array is one row
+    return small and not follow and (last.stride == 1 or last.kernel * columns.itemsize < LONG_ROW)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
