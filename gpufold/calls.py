@@ -7,7 +7,7 @@ memory: an array may be anything with a shape and a dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
@@ -424,14 +424,23 @@ def checked(
     operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
     """Check the dtype of the argument named `data` and what is fused, a kind of window too, and return both."""
+    if type(reduction) is str and (accumulate is False or accumulate is True):
+        return _checked(operation, data, dtype, window, reduction, accumulate)
+    name_of(dtype)  # which raises first where it is none
+    reduction = word(operation, "reduction", reduction, REDUCTIONS)
+    return _checked(operation, data, dtype, window, reduction, flag(operation, "accumulate", accumulate))
+
+
+@lru_cache(maxsize=256)
+def _checked(
+    operation: str, data: str, dtype: Any, window: str, reduction: str, accumulate: bool
+) -> tuple[str, Fusion]:
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
         check_dtype(operation, data, dtype, strings=hasattr(dtype, "kind"))  # there are no tensors of strings
-    if window == "none" and accumulate is False and type(reduction) is str and reduction == "sum":
+    if window == "none" and not accumulate and reduction == "sum":
         return name, PLAIN
-    reduction = word(operation, "reduction", reduction, REDUCTIONS)
-    accumulate = flag(operation, "accumulate", accumulate)
-    element = ELEMENT_TYPES.get(name)
+    reduction, element = word(operation, "reduction", reduction, REDUCTIONS), ELEMENT_TYPES.get(name)
     if element is None or not (element.weight or operation in SUMS):
         for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window != "none", "window")):
             if wanted:
@@ -441,7 +450,7 @@ def checked(
                 )
     if accumulate and element is None:
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
-    return name, _fused(reduction, window, accumulate)
+    return name, Fusion(reduction, window, accumulate)
 
 
 def kind_of(window: Any) -> str:
@@ -457,6 +466,3 @@ def kind_of(window: Any) -> str:
 def is_separable(window: Any) -> bool:
     """Return whether a window is given as a sequence: an array for each axis."""
     return type(window) in (tuple, list) or (not hasattr(window, "shape") and isinstance(window, Sequence))
-
-
-_fused = cache(Fusion)  # to look one up takes a third of the time

@@ -15,6 +15,9 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, SpaceGeometry
 from gpufold.given import shown
 
+PLAIN_VALUES = (int, float, list, tuple)
+"""What a list is of that was to be an array."""
+
 
 def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple[Any, ...]:
     """Check a window against the block it is for, and return its weights, on the device of the data.
@@ -124,7 +127,7 @@ def axes_of_window(call: Call, window: Any, convert: str = "numpy.asarray") -> S
                 f"{call.operation}: window must be an array of weights or one per axis, got {shown(window)}; "
                 f"scipy.signal.get_window makes weights of that name"
             )
-        if len(window) and isinstance(window[0], int | float | list | tuple):
+        if len(window) and isinstance(window[0], PLAIN_VALUES):
             raise TypeError(
                 f"{call.operation}: window must be an array of weights, or a sequence of one array per axis, got "
                 f"{shown(window)}; convert it with {convert}(window), or each axis's weights"
