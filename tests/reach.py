@@ -46,8 +46,12 @@ class Reach(NamedTuple):
         return reach
 
     def of_line(self, file: str, line: int) -> set[str]:
-        """Return the tests that reach a line of Python, or the nearest before it that any test reaches."""
-        return next((self.lines[file, near] for near in range(line, 0, -1) if (file, near) in self.lines), set())
+        """Return the tests that reach a line of Python, or the nearest before it that any test reaches.
+
+        What only the import of a module runs is reached by every test.
+        """
+        nearest = (self.lines[file, near] for near in range(line, 0, -1) if (file, near) in self.lines)
+        return next(nearest, set()) or set(self.seconds)
 
     def of_file(self, path: Path) -> list[Kernel]:
         """Return the kernels that a source or header of kernels is a part of, each function once before its next."""
