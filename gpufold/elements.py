@@ -25,11 +25,6 @@ class ElementType:
     """The dtype of a window's weights and of divisors; empty where there is neither: integers and bool."""
 
     @property
-    def accumulator_bytes(self) -> int:
-        """Bytes of a sum."""
-        return 1 if self.accumulator == "bool" else max(4, self.itemsize)
-
-    @property
     def weight_type(self) -> str:
         """The C++ type of weights; without weights a placeholder type, unused."""
         return {"float32": "float", "float64": "double"}.get(self.weight, "float")

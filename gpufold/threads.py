@@ -166,7 +166,7 @@ class _Trial:
         self.calls, self.seconds = 0, [inf, inf]
 
 
-_trial_of = lru_cache(maxsize=1024)(lambda *kind: _Trial())
+_trial_of = lru_cache(maxsize=256)(lambda *kind: _Trial())
 
 
 def is_short(size: int) -> bool:
