@@ -37,7 +37,7 @@ SHORT_STEP, LONG_STEP = 1 << 14, 1 << 20
 PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
-LONG_KERNEL, APART_TAPS, LONG_ROW = 4, 16, 32
+LONG_KERNEL, APART_TAPS, WIDE_ROW = 4, 16, 32
 """Taps of a row that make an inner loop long enough, two less where pixels or taps lie apart; taps that do; and bytes
 of a row from which one that is taken from pixels apart is copied sooner than its taps are, each of all blocks."""
 
@@ -135,7 +135,7 @@ def _have_few_taps(columns: Array, axes: tuple[Axis, ...]) -> bool:
     last, taps = axes[-1], prod(axis.kernel for axis in axes)
     small = taps > 2 and max(axis.kernel for axis in axes) < LONG_KERNEL and columns.nbytes >= SHORT_STEP * taps
     follow = taps == last.kernel == last.stride  # the whole array is one row
-    return small and not follow and (last.stride == 1 or last.kernel * columns.itemsize < LONG_ROW)
+    return small and not follow and (last.stride == 1 or last.kernel * columns.itemsize < WIDE_ROW)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
