@@ -338,11 +338,17 @@ def run_tests(folder: Path, tests: list[str], *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "_build", "dist")
+
+
 def copy_checkout(folder: Path) -> None:
-    """Copy what the tests need; faults go into copies of this copy alone."""
-    for name in ("gpufold", "kernels", "tests", "bench"):
-        shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    """Copy the checkout, but what is made in it; faults go into copies of this copy alone."""
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        holds = {name for name in names if folder.resolve().is_relative_to(Path(parent, name).resolve())}
+        return holds | set(NOT_COPIED(parent, names))
+
+    shutil.copytree(CHECKOUT, folder, ignore=left_out, dirs_exist_ok=True)
 
 
 def of_this_machine() -> list[Fault]:
@@ -438,7 +444,12 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
         print("recording what each test reaches", flush=True)
         (begun := folder / "begun").mkdir(exist_ok=True)
         recording = "-p", "xdist", "-n", str(WORKERS), "--dist", "worksteal", "-p", "reach", f"--reach={begun}"
-        run_tests(sound, [], *recording, *(f"--ignore-glob={name}" for name in WITHOUT))
+        _, output = run_tests(sound, [], *recording, *(f"--ignore-glob={name}" for name in WITHOUT))
+        if re.search(
+            r"^ERROR ", output, re.MULTILINE
+        ):  # of a module that was not collected, whose tests none would meet
+            print(output)
+            return 1
         begun.rename(records)
     reach = Reach.recorded(records)
     lines = results.read_text().splitlines() if results.exists() else []

@@ -282,16 +282,20 @@ LAYOUTS = {
     "every row off": every_row_off,
 }
 in_both = pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
-WINDOWS_OF, POSITIONS_OF = ("float32", "float64", "float16", "int32", "uint8"), ("int64", "int32", "uint64", "int8")
+CONVERTED = [
+    *(("window", dtype, "float32") for dtype in ("float32", "float64", "float16", "int32", "uint8")),
+    *(("window", dtype, "float64") for dtype in ("float64", "float32", "float16", "int64")),
+    *(("positions", dtype, "int64") for dtype in ("int64", "int32", "uint64", "int8")),
+]
 
 
 @in_both
-@pytest.mark.parametrize(
-    ("name", "dtype"), [*(("window", dtype) for dtype in WINDOWS_OF), *(("positions", dtype) for dtype in POSITIONS_OF)]
-)
+@pytest.mark.parametrize(("name", "dtype", "wanted"), CONVERTED)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_arrays_of_any_layout_reach_kernels_as_they_can_read_them(layout, name, dtype, on_gpu, cupy):
-    elements, wanted = values((5, 2), dtype), np.dtype(np.float32 if name == "window" else np.int64)
+def test_arrays_of_any_layout_reach_kernels_as_they_can_read_them(layout, name, dtype, wanted, on_gpu, cupy):
+    elements, wanted = values((5, 2), dtype), np.dtype(wanted)
+    if elements.dtype.kind == "f":
+        elements[0] = np.finfo(dtype).smallest_subnormal * 3, np.finfo(dtype).tiny / 2
     if name == "window":
         elements = np.abs(elements)
         want = elements.astype(wanted)

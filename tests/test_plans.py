@@ -273,6 +273,7 @@ OFFSETS = [
     row("long long", direct, (1, 1, 4, 8), (2, 2), steps=(0, 0, 2**29, 1)),
     row("long long", direct, (1, 1, 4, 8), (2, 2), steps=(0, 0, -(2**29), 1)),
     row("long long", direct, (1, 1, 4, 8), (2, 2), pads_begin=2**30, strides=2**29),
+    row("long long", direct, (1, 1, 4, 8), (2, 2), pads_end=(0, 2**30), strides=(1, 2**27)),  # beyond the end alone
     row("int", direct, (2**22, 1, 32, 32), (2, 2)),
     row("long long", direct, (2**24, 1, 32, 32), (2, 2)),  # threads
     row("long long", direct, (2**28, 16, 2, 4), (2, 2)),  # planes
@@ -423,6 +424,10 @@ DEFINES = [
     row((PIECES, [3, 36, 4, 1, 1, 0]), of_threes, dtype="uint8", width=33, channels=2),
     row((PIECES, [32, 1, 1, 0, 0, 1]), of_threes, width=16, block=64),  # a block is two pieces
     row(("PART", [16]), col2im, (204,), (24,), "gather_parts", strides=20),
+    # Words of planes that lie apart start where each plane does.
+    row(("BLOCKS_PER_WORD LOADED", [2, 4]), taken_apart, (4, 3, 8), (1, 2), space=(64, 16, 1)),
+    row(("BLOCKS_PER_WORD LOADED", [1, 2]), taken_apart, (4, 3, 8), (1, 2), space=(50, 16, 1)),
+    row(("BLOCKS_PER_WORD LOADED", [4, 1]), taken_apart, (4, 3, 8), (1, 2), space=(65, 16, 1)),
     # Every byte in and out is counted once.
     row(("bytes_moved", [4 * (2 * 12 * 56 + 2 * 3 * 8 * 9)]), col2im, (8, 9), (2, 2), batch=2, channels=3),
     row(("bytes_moved", [4 * (2 * 3 * 8 * 9 + 2 * 12 * 56)]), im2col, (2, 3, 8, 9), (2, 2)),
@@ -472,6 +477,19 @@ REFUSED = [
     row("output_driven would need .* bytes of shared memory", placed, *OF_FIFTY_AXES, 3, "output_driven"),
     row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
 ]
+
+
+@pytest.mark.parametrize(
+    ("needs", "match"),
+    [
+        ({"grid": (2**31, 1, 1)}, "2147483648 thread blocks, of which there are 2147483647"),
+        ({"grid": (1, 65536, 1)}, "65536 rows of thread blocks, of which there are 65535"),
+        ({"shared_bytes": 49153}, "49153 bytes of shared memory, of which there are 49152"),
+    ],
+)
+def test_a_launch_of_more_than_every_gpu_has_is_refused(needs, match):
+    with pytest.raises(Unsupported, match=match):
+        replace(col2im((4, 4), (2, 2)), **needs)
 
 
 @pytest.mark.parametrize(("match", "plan"), REFUSED)
