@@ -235,6 +235,7 @@ CASES_OF_KERNELS = {
         Case("run-after-run", (39, 71), (2, 3), 1, 1, 1, 1, batch=1, channels=2),
         Case("runs-of-few-blocks", (9, 13), (3, 4), (2, 1), (1, 2), (1, 3), (0, 2), batch=2),
         Case("runs-of-words-of-taps", (7, 1200), (2, 16), (1, 4), 1, (0, 4), (1, 8), batch=1, channels=1),
+        Case("runs-of-a-short-last-piece", (5, 70), (2, 17), 1, 1, 1, 1, batch=1, channels=2),
         Case("1d-runs", (5555,), (11,), 3, 1, 5, 6, batch=1, channels=2),
         Case("3d-runs", (4, 15, 21), (2, 3, 3), (1, 2, 1), 1, (1, 0, 2), (0, 1, 1), channels=2),
     ),

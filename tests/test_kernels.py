@@ -377,8 +377,9 @@ NUMBERS = [0, *(pytest.param(number, marks=pytest.mark.all) for number in range(
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_kernel_gives_the_bits_of_numpy(row, number):
     what = drawn(row, number)
-    for seed in range(4 if row.windows else 1):
-        check(row, number, what._replace(seed=what.seed + seed))
+    check(row, number, what)
+    for seed in range(1, 4 if row.windows else 1):  # weights are read where they are, and nothing beside them
+        check(row, number, what._replace(seed=what.seed + seed, executor="observed"))
 
 
 def random_rows(seed):
