@@ -43,14 +43,17 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
 
 
 def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Cut arrays of one shape along their longest axis, rather not the last, into runs of about `PRODUCTS` elements."""
-    shape = arrays[0].shape
-    steps = max(1, arrays[0].size // PRODUCTS)
-    if steps == 1:
+    """Cut arrays of one shape into runs of about `PRODUCTS` elements, of which those of the second lie together."""
+    shape, steps = arrays[0].shape, arrays[0].size // PRODUCTS
+    if steps < 2:
         yield arrays
         return
-    axis = max(range(len(shape)), key=lambda number: shape[number] >> 6 * (number + 1 == len(shape)))
-    yield from zip(*(np.array_split(array, min(steps, shape[axis]), axis) for array in arrays), strict=True)
+    apart = [extent > 1 and abs(step) for extent, step in zip(shape, arrays[1].strides, strict=True)]
+    axis = max(range(len(shape)), key=lambda number: (apart[number], shape[number]))
+    length = -(-shape[axis] // min(steps, shape[axis]))
+    for start in range(0, shape[axis], length):
+        part = (ALL,) * axis + (slice(start, start + length),)
+        yield from runs_of(*[array[part] for array in arrays])
 
 
 def spread(weights: Array | None, columns: Array) -> Array | None:

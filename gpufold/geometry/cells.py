@@ -16,6 +16,9 @@ FEWER, FEWER_LONG, LONG_KERNEL, MANY_OPERATIONS = 2, 1.25, 16, 1 << 8
 """Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
 are blocks, and times as many of a long kernel; its taps; and array operations from which any fewer are better."""
 
+LARGE_BLOCK = 1 << 14
+"""Taps of a block from which it is added whole, as it lies in memory: no array operation on one is short."""
+
 
 class Group(NamedTuple):
     """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
@@ -107,7 +110,11 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
     many = prod(count[0] for count in counts) >= MANY_OPERATIONS
     fewer = [1 if many else FEWER_LONG if axis.kernel >= LONG_KERNEL else FEWER for axis in axes]
     gains = [axis.kernel / axis.stride if taps_are_closest and not many and axis.dilation else 1 for axis in axes]
-    turned = tuple(n * count[-1] < count[0] * gain for n, count, gain in zip(fewer, counts, gains, strict=True))
+    whole = taps_are_closest and prod(axis.kernel for axis in axes) >= LARGE_BLOCK
+    turned = tuple(
+        (whole and axis.dilation > 0 and axis.kernel > 1) or n * count[-1] < count[0] * gain
+        for axis, n, count, gain in zip(axes, fewer, counts, gains, strict=True)
+    )
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
     once = all(
