@@ -19,7 +19,7 @@ LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_AXIS = 512, 1 << 14, 4, 16
 """Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; columns
 that are copied one by one, where rows cannot; and elements of an axis up to which it makes no inner loop."""
 
-PRODUCTS = 1 << 16
+PRODUCTS = 1 << 17
 """Elements that are weighed before they are added: few enough for the cache of a core."""
 
 

@@ -31,8 +31,9 @@ less than a copy; where runs reach whole rows, it always does."""
 DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
 
-COPIED_BYTES = tiles.CACHE_BYTES
-"""Of the columns that are copied at a time, which stay in the cache of a core."""
+COPIED_BYTES = max(tiles.CACHE_BYTES, 1 << 21)
+"""Of the columns that are copied at a time, which stay in the cache of a core, or in the next where that is small: with
+fewer, threads wait for each other's Python."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
