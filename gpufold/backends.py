@@ -10,10 +10,11 @@ import numpy as np
 
 from gpufold import calls, extras
 from gpufold.arrays import as_positions, device_of, library_of
-from gpufold.calls import Call, is_separable
+from gpufold.calls import Call
 from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size
+from gpufold.given import is_separable
 from gpufold.positions import average
 from gpufold.weights import at_least, of_elements, weighed
 from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks

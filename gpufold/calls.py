@@ -6,7 +6,6 @@ memory: an array may be anything with a shape and a dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -23,7 +22,7 @@ from gpufold.elements import (
     name_of,
 )
 from gpufold.geometry import BlocksGeometry, Geometry, Size
-from gpufold.given import flag, shown, word
+from gpufold.given import flag, kind_of, shown, word
 from gpufold.outside import BY_INDEX
 
 
@@ -42,9 +41,6 @@ Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
 Average: TypeAlias = Literal["mean", "least_squares"]
 REDUCTIONS = get_args(Reduction)
 """What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
-
-WINDOWS = ("none", "separable", "full")
-"""No window, one of an array of weights per axis, or one of a weight per tap of a block."""
 
 Variant: TypeAlias = Literal[
     "auto",
@@ -451,18 +447,3 @@ def _checked(
     if accumulate and element is None:
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
     return name, Fusion(reduction, window, accumulate)
-
-
-def kind_of(window: Any) -> str:
-    """Return what a window is, one of `WINDOWS`."""
-    if window is None:
-        return "none"
-    if is_separable(window):
-        return "separable"
-    shape = getattr(window, "shape", None)
-    return "full" if isinstance(shape, tuple) and len(shape) != 1 else "separable"
-
-
-def is_separable(window: Any) -> bool:
-    """Return whether a window is given as a sequence: an array for each axis."""
-    return type(window) in (tuple, list) or (not hasattr(window, "shape") and isinstance(window, Sequence))

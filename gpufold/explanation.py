@@ -13,10 +13,10 @@ import numpy as np
 
 from gpufold import extras
 from gpufold.arrays import library_of, native
-from gpufold.calls import Call, OperationName, is_separable
+from gpufold.calls import Call, OperationName
 from gpufold.elements import check_dtype
 from gpufold.geometry import Size, as_integers
-from gpufold.given import flag, shown, word
+from gpufold.given import flag, is_separable, shown, word
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan

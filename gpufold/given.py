@@ -1,4 +1,4 @@
-"""What callers give besides arrays and sizes: words and flags, exactly, and how messages show whatever was given."""
+"""What callers give besides arrays and sizes: words, flags and kinds of windows; how messages show what was given."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ NUMBERS, COMPLEX = (int, float, Number, np.number, np.bool_), (complex, np.compl
 
 BEYOND_DOUBLES = 1 << 1023
 """Integers from which on none is converted to a float."""
+
+WINDOWS = ("none", "separable", "full")
+"""No window, one of an array of weights per axis, or one of a weight per tap of a block."""
 
 _repr = Repr()
 _repr.maxlevel = 3
@@ -99,3 +102,18 @@ def has_own_arithmetic(array: object) -> bool:
     return issubclass(kind, np.ndarray) and not (
         kind.__array_ufunc__ is np.ndarray.__array_ufunc__ and kind.__array_function__ is np.ndarray.__array_function__
     )
+
+
+def kind_of(window: Any) -> str:
+    """Return what a window is, one of `WINDOWS`."""
+    if window is None:
+        return "none"
+    if is_separable(window):
+        return "separable"
+    shape = getattr(window, "shape", None)
+    return "full" if isinstance(shape, tuple) and len(shape) != 1 else "separable"
+
+
+def is_separable(window: Any) -> bool:
+    """Return whether a window is given as a sequence: an array for each axis."""
+    return type(window) in (tuple, list) or (not hasattr(window, "shape") and isinstance(window, Sequence))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from gpufold.arrays import aligned, check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
-from gpufold.calls import Call, is_separable
+from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, SpaceGeometry
-from gpufold.given import shown
+from gpufold.given import is_separable, shown
 
 PLAIN_VALUES = (int, float, list, tuple)
 """What a list is of that was to be an array."""

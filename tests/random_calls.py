@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cases import KERNEL_MODES
 
-from gpufold.calls import PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
+from gpufold.calls import PLAIN, REDUCTIONS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     AverageGeometry,
@@ -18,6 +18,7 @@ from gpufold.geometry import (
     SpaceGeometry,
     array_to_blocks_geometry,
 )
+from gpufold.given import WINDOWS
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import H200, Device, Operand, Problem
 from gpufold.operations import OPERATIONS

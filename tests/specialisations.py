@@ -10,9 +10,10 @@ from math import prod
 from cases import CASES, FUSIONS, KERNEL_MODES, POSITIONS_CASES, SPACE_CASES, WIDENINGS, Case
 from executors import DEVICES
 
-from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
+from gpufold.given import WINDOWS
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import candidates, problem_of
 from gpufold.gpu.sources import KERNELS

@@ -19,8 +19,9 @@ from specialisations import SOURCES, plans, specialisations, whole_blocks
 from bench import hostcuda
 from bench.count import SCALED, plan_of, smaller, work_on
 from bench.problems import itemsize_of, select
-from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
+from gpufold.given import WINDOWS
 from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
 from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS, program, symbols

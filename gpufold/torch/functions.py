@@ -13,11 +13,11 @@ from torch.nn.functional import pad
 
 from gpufold import blocks, calls, outside, sliding, space
 from gpufold.arrays import check_bytes
-from gpufold.calls import Mode, is_separable
+from gpufold.calls import Mode
 from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
 from gpufold.geometry import Sizes, over_the_end, sequence
-from gpufold.given import word
+from gpufold.given import is_separable, word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended
 from gpufold.torch import executing, operators, tensors

@@ -12,10 +12,10 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from gpufold.arrays import library_of, native
-from gpufold.calls import REDUCTIONS, Reduction, is_separable
+from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Sizes
-from gpufold.given import check_number, shown, word
+from gpufold.given import check_number, is_separable, shown, word
 from gpufold.names import answers
 from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script

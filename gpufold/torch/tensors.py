@@ -15,9 +15,10 @@ from torch.compiler import is_compiling
 
 from gpufold import arrays
 from gpufold.arrays import overlapping, overlaps_itself, share_addresses
-from gpufold.calls import Call, is_separable
+from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Size
+from gpufold.given import is_separable
 from gpufold.torch.guards import end_of
 from gpufold.weights import least_weight, product_of
 from gpufold.windows import name_of_axis
