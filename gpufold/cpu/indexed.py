@@ -89,7 +89,8 @@ def _chunked(
 def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[tuple[_Chunk], bool]:
     """Return the indices of all elements, (N, C, *kernel, *blocks), and whether all are inside."""
     extents = [extent for axis in axes for extent in (axis.kernel, axis.blocks)]
-    by_axis = np.concatenate([indices for _, indices in _each_chunk(shape, axes, 1)])
+    chunks = [indices for _, indices in _each_chunk(shape, axes, 1)]
+    by_axis = np.concatenate(chunks) if chunks else np.zeros(0, np.intp)  # of an axis without blocks
     order = (0, 1, *range(2, 2 + len(extents), 2), *range(3, 2 + len(extents), 2))
     elements = by_axis.reshape(*shape[:2], *extents).transpose(order).reshape(-1, 1)
     indices = np.where(elements < 0, -1, elements * parts + np.arange(parts)).ravel()
