@@ -420,10 +420,8 @@ def checked(
     operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
     """Check the dtype of the argument named `data` and what is fused, a kind of window too, and return both."""
-    if type(reduction) is str and (accumulate is False or accumulate is True):
-        return _checked(operation, data, dtype, window, reduction, accumulate)
-    name_of(dtype)  # which raises first where it is none
-    reduction = word(operation, "reduction", reduction, REDUCTIONS)
+    if type(reduction) is not str:
+        reduction = word(operation, "reduction", reduction, REDUCTIONS)
     return _checked(operation, data, dtype, window, reduction, flag(operation, "accumulate", accumulate))
 
 

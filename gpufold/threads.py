@@ -177,8 +177,7 @@ def is_short(size: int) -> bool:
 def on_threads(kind: tuple[Any, ...], size: int, work: Callable[[int], None]) -> None:
     """Call work(threads) on arrays of so many bytes: with all threads or with one, as calls of a kind take less time.
 
-    What a second thread costs only the machine knows: to wake one takes from microseconds to a tenth of a millisecond,
-    and so does each turn in Python.
+    What a second thread costs only the machine knows: how long one takes to wake, and to wait for another's Python.
     """
     most = 1 if is_short(size) else min(get_num_threads(), size // THREAD_BYTES)
     if most < 2 or size > MOST_TRIED:
