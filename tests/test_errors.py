@@ -629,3 +629,9 @@ def test_a_bad_call_says_what_where_and_what_was_expected(call):
     for name, value in arguments.items():
         if isinstance(value, np.ndarray):
             assert value.tobytes() == given[name].tobytes(), f"{name} was changed"
+
+
+def test_a_kernel_larger_than_a_small_image_is_named():
+    """Also where the last axis is as short as channels are."""
+    with pytest.raises(ValueError, match=r"^col2im: the padded image is smaller than the dilated kernel on .* axis 1"):
+        gpufold.col2im(np.ones((2, 8, 1), np.float32), (2, 2), (2, 4))

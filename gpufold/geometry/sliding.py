@@ -78,7 +78,7 @@ def _sliding_axes(
         if axis.blocks < 1:
             lead = len(image_shape) - len(axes)
             where = f"{SPATIAL} {number}{f' (image axis {lead + number})' if image_shape else ''}"
-            last = lead + number == len(image_shape) - 1 and axis.size <= MOST_CHANNELS < image_shape[lead - 1]
+            last = 0 < len(image_shape) == lead + number + 1 and axis.size <= MOST_CHANNELS < image_shape[lead - 1]
             hint = f"; channels are axis {lead - 1}: is this image channels last?" if image_shape and last else ""
             raise ValueError(
                 f"{operation}: the padded image is smaller than the dilated kernel on {where}: "
