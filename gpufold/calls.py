@@ -58,6 +58,7 @@ Variant: TypeAlias = Literal[
     "per_block",
     "per_element",
     "runs",
+    "staged",
     "taps",
     "words",
 ]

@@ -15,6 +15,7 @@
 //
 // Tiles are small, so that many are in work at a time and one that many blocks meet is soon done. The tests
 // grow with tiles times blocks: little beside the sums while a block has hundreds of pixels.
+#define L2_FETCH ".L2::128B"
 #include "positions.cuh"
 
 constexpr int warps = THREADS / 32;

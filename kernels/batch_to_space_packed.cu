@@ -13,6 +13,7 @@
 // for another.
 //
 // Wins where blocks of narrow elements are no word that a thread of the interleaving kernel could store.
+#define L2_FETCH ".L2::128B"
 #include "batch_to_space.cuh"
 #include "packing.cuh"
 

@@ -29,6 +29,7 @@
 // kernels up to 32 along the last axis; parts where a stride is too many pixels for one thread, where rows
 // have too few blocks to fill sectors, and where the last axis has too many taps to unroll and neighbouring
 // pixels would not read whole sectors.
+#define L2_FETCH ".L2::128B"
 #include "col2im.cuh"
 #include "fusion.cuh"
 

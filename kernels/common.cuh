@@ -239,6 +239,11 @@ inline Word<bytes> load_word_if(const void* address, bool guard, Word<bytes> oth
 }
 #else
 template <int bytes> using AliasedWord = Word<bytes>;
+// What a load brings to the L2 cache with its own sectors: where the threads of a kernel read lines whole, it
+// defines the rest of the line here, which an H100 then reads up to a tenth faster.
+#ifndef L2_FETCH
+#define L2_FETCH ""
+#endif
 // A predicated load, never a branch: a thread has all its loads in flight before it waits for the first. The
 // word is set before the address is read, so it is marked (&) to share no register with it.
 template <int bytes>
@@ -247,7 +252,7 @@ inline __device__ Word<bytes> load_word_if(const void* address, bool guard,
 template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool guard, Word<1> otherwise)
 {
     unsigned word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc.u8 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u8 %0, [%1];}"
         : "=&r"(word)
         : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
     __builtin_assume(word < 256);
@@ -256,7 +261,7 @@ template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool 
 template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard, Word<2> otherwise)
 {
     unsigned word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc.u16 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u16 %0, [%1];}"
         : "=&r"(word)
         : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
     return static_cast<Word<2>>(word);
@@ -264,7 +269,7 @@ template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool 
 template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool guard, Word<4> otherwise)
 {
     Word<4> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc.u32 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u32 %0, [%1];}"
         : "=&r"(word)
         : "l"(address), "r"(int(guard)), "r"(otherwise));
     return word;
@@ -272,7 +277,7 @@ template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool 
 template <> inline __device__ Word<8> load_word_if<8>(const void* address, bool guard, Word<8> otherwise)
 {
     Word<8> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, %3; @p ld.global.nc.u64 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
         : "=&l"(word)
         : "l"(address), "r"(int(guard)), "l"(otherwise));
     return word;
@@ -281,7 +286,7 @@ template <> inline __device__ Word<16> load_word_if<16>(const void* address, boo
 {
     Word<16> word;
     asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, %4; mov.b64 %1, %5; "
-        "@p ld.global.nc.v2.u64 {%0, %1}, [%2];}"
+        "@p ld.global.nc" L2_FETCH ".v2.u64 {%0, %1}, [%2];}"
         : "=&l"(word.low), "=&l"(word.high)
         : "l"(address), "r"(int(guard)), "l"(otherwise.low), "l"(otherwise.high));
     return word;
@@ -306,7 +311,7 @@ template <int bytes> inline __device__ Word<bytes> load_word_or_any(const void* 
 template <> inline __device__ Word<4> load_word_or_any<4>(const void* address, bool guard)
 {
     Word<4> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.u32 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc" L2_FETCH ".u32 %0, [%1];}"
         : "=r"(word)
         : "l"(address), "r"(int(guard)));
     return word;
@@ -314,7 +319,7 @@ template <> inline __device__ Word<4> load_word_or_any<4>(const void* address, b
 template <> inline __device__ Word<8> load_word_or_any<8>(const void* address, bool guard)
 {
     Word<8> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.u64 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
         : "=l"(word)
         : "l"(address), "r"(int(guard)));
     return word;
@@ -322,7 +327,7 @@ template <> inline __device__ Word<8> load_word_or_any<8>(const void* address, b
 template <> inline __device__ Word<16> load_word_or_any<16>(const void* address, bool guard)
 {
     Word<16> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.nc.v2.u64 {%0, %1}, [%2];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.nc" L2_FETCH ".v2.u64 {%0, %1}, [%2];}"
         : "=l"(word.low), "=l"(word.high)
         : "l"(address), "r"(int(guard)));
     return word;

@@ -15,6 +15,7 @@
 // moved, not computed with: Scalar is the unsigned integer of their size.
 //
 // Wins where rows of taps are not whole words, and a thread of im2col_taps stores element by element.
+#define L2_FETCH ".L2::128B"
 #include "packing.cuh"
 #include "sliding.cuh"
 

@@ -15,46 +15,19 @@
 //
 // Wins where warps that store what they load would write two of five sectors in part, which takes an H100
 // twice the time.
-#include "sliding.cuh"
+#include "runs.cuh"
 
 constexpr int blocks = BLOCKS; // of a thread
 constexpr int run = blocks * THREADS;
 constexpr int piece_taps = PIECE_TAPS; // of a row, or all of its taps
 constexpr int pieces = PIECES;         // that are in flight together
 constexpr int taps_at_once = TAPS_AT_ONCE;
-constexpr int sector = 32 / int(sizeof(Scalar)); // elements
-constexpr bool padded = PADDED;                  // else every tap of a block is a pixel
 constexpr bool rows_are_pieces = WHOLE_PIECES;   // else the last piece of a row is short
 constexpr bool all_are_chunks = WHOLE_CHUNKS;    // else of the last pieces there are fewer
 constexpr int resident = sizeof(Offset) > 4 ? 2 : 3;
 static_assert(piece_taps % taps_at_once == 0, "words of taps are whole");
 
-struct Parameters : Sliding {
-    Divisor kernel[spatial_rank];
-    Divisor blocks[spatial_rank];
-    Divisor pieces;      // of a row
-    Offset all_pieces;   // of a block
-    Offset own_pieces;   // of these, of a row of thread blocks: whole chunks of them
-    Offset tap_step;     // elements of the columns from one tap to the next
-    Offset plane_blocks; // of all axes
-    Divisor runs;        // of a plane
-    Divisor planes;
-    long long image_batch_step, image_plane_step;
-    long long columns_batch_step, columns_plane_step;
-};
-
-// Of a tap, by its place along each axis and by its number.
-inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[spatial_rank], Offset number,
-                                   bool exists)
-{
-    if constexpr (!separable)
-        return load_if(window.last() + number, exists);
-    Weight weight = load_if(window.of_axis[0] + taps[unweighted], exists);
-#pragma unroll
-    for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
-        weight = multiply(weight, load_if(window.of_axis[axis - unweighted] + taps[axis], exists));
-    return weight;
-}
+using Parameters = Runs;
 
 // Stores the run of a tap, or those of its elements that exist.
 template <bool whole> inline __device__ void store_run(Scalar* to, const Scalar (&elements)[run], int count)

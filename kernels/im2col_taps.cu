@@ -13,6 +13,7 @@
 // each of which is loaded once: in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels
 // before tap 0. A thread's blocks share the index arithmetic. Elements are moved, not computed with: Scalar
 // is the unsigned integer of their size. Only where a window of weights is multiplied in is it their type.
+#define L2_FETCH ".L2::128B"
 #include "sliding.cuh"
 
 constexpr int most_blocks = BLOCKS;

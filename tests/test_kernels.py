@@ -78,8 +78,8 @@ WEIGHED = ("im2col", "array_to_blocks", "take_blocks")
 MAY_REFUSE = {
     "col2im": ("gather", "gather_blocks", "atomic"),
     "blocks_to_array": ("gather", "gather_blocks", "atomic"),
-    "im2col": ("packed", "runs", "words"),
-    "array_to_blocks": ("packed", "runs", "words", "per_block"),
+    "im2col": ("packed", "runs", "staged", "words"),
+    "array_to_blocks": ("packed", "runs", "staged", "words", "per_block"),
     "batch_to_space": ("packed",),
     "space_to_batch": ("deinterleave",),
     "add_blocks": ("atomic",),
@@ -90,6 +90,7 @@ NATURAL = {
     ("col2im", "gather_blocks"): ("block by block", ""),
     ("im2col", "packed"): ("", "block by block"),
     ("im2col", "runs"): ("", "contiguous"),
+    ("im2col", "staged"): ("", "contiguous"),
     ("im2col", "taps"): ("", "swapped"),
     ("im2col", "words"): ("contiguous", "contiguous"),
     ("batch_to_space", "packed"): ("", "contiguous"),
@@ -97,7 +98,7 @@ NATURAL = {
 }
 """The layouts, of what is read and written, that a variant is made for; it may refuse others."""
 
-ANY_LAYOUT = ("taps", "runs", "words", "packed", "deinterleave")
+ANY_LAYOUT = ("taps", "runs", "staged", "words", "packed", "deinterleave")
 """Variants that get another layout every other time."""
 
 SERVED = {

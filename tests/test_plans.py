@@ -170,7 +170,14 @@ VARIANTS = [
     row("per_block", im2col, (8, 64, 15, 15), (3, 3)),  # few blocks
     row("per_block", im2col, (8, 64, 58, 58), (3, 3), dtype="float16"),
     row("per_block", im2col, (8, 64, 113, 113), (3, 3), dtype="float16", strides=2),
-    row("per_block", im2col, (8, 3, 224, 224), (16, 16), strides=16),
+    # Pixels that lie far apart, or that many blocks read, come through shared memory, but for bytes and windows.
+    row("staged", im2col, (8, 3, 224, 224), (16, 16), strides=16),
+    row("staged", im2col, (16, 3, 1024, 1024), (16, 16), strides=8),
+    row("staged", im2col, (8, 1, 128_000), (400,), dtype="float16", strides=160),
+    row("staged", im2col, (8, 1, 512, 512), (8, 8), dtype="uint8"),
+    row("runs", im2col, (16, 3, 1024, 1022), (16, 16), dtype="uint8", strides=9),
+    row("per_block", im2col, (8, 3, 224, 224), (2, 2), strides=16),
+    row("per_block", im2col, (8, 128, 30, 30), (14, 14), strides=8),
     row("words", im2col, (8, 64, 56, 56), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
     row("packed", together, (256, 64, 56, 56), (1, 2, 2)),
     *(row("packed", together, (4, 64, 56, width), (1, 2, 2), dtype="uint8") for width in (54, 55, 7)),
@@ -220,7 +227,7 @@ VARIANTS = [
     row("taps", into_blocks, (64, 512, 512), (8, 8)),
     row("taps", into_blocks, (64, 512, 512), (16, 16), strides=16),
     row("runs", into_blocks, (64, 511, 511), (7, 7), order=TAPS_FIRST),
-    row("per_block", into_blocks, (64, 512, 512), (16, 16), strides=16, order=TAPS_FIRST),
+    row("staged", into_blocks, (64, 512, 512), (16, 16), strides=16, order=TAPS_FIRST),
     *(
         row("atomic", into_array, (*lead, 8, 10), (3, 4), variant="atomic", deterministic=False)
         for lead in ((), (3,), (2, 1), (2, 2, 2))
@@ -406,12 +413,12 @@ DEFINES = [
     row(("BLOCKS_PER_WORD LOADED", [4, 16]), of_rows, 24, "uint8", block=4),  # and has four of these
     # A thread block owns as many rows as have room for theirs of taps, and long rows are cut in halves, and those of
     # halves, of as many taps of each pixel. One tile where there is no room for two.
-    row((TAPS, [4, 4, 8, 33, 8, 1]), col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
-    row((TAPS, [2, 1, 7, 15, 14, 2]), col2im, (512, 512), (7, 7), steps=(1, 1, 49)),
-    row((TAPS, [2, 2, 8, 17, 8, 1]), col2im, (512, 512), (8, 8), dtype="float64", steps=(1, 1, 64)),
-    row((TAPS, [4, 8, 8, 34, 4, 2]), col2im, (512, 512), (8, 8), dtype="float16", steps=(1, 1, 64)),
+    row((TAPS, [8, 4, 8, 65, 16, 1]), col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
+    row((TAPS, [4, 1, 7, 29, 14, 1]), col2im, (512, 512), (7, 7), steps=(1, 1, 49)),
+    row((TAPS, [4, 2, 8, 33, 16, 1]), col2im, (512, 512), (8, 8), dtype="float64", steps=(1, 1, 64)),
+    row((TAPS, [8, 8, 8, 66, 8, 1]), col2im, (512, 512), (8, 8), dtype="float16", steps=(1, 1, 64)),
     row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (1, 8), "gather_blocks", steps=(1, 1, 8)),
-    row((TAPS, [1, 4, 12, 13, 3, 2]), col2im, (512, 512), (24, 24), steps=(1, 1, 576)),
+    row((TAPS, [2, 4, 24, 49, 4, 1]), col2im, (512, 512), (24, 24), steps=(1, 1, 576)),
     row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (8, 8), "gather_blocks", dilations=(2, 1), steps=(1, 1, 64)),
     row((TAPS, [1, 4, 16, 18, 4, 2]), col2im, (64, 512), (16, 16), "gather_blocks", strides=2, steps=(1, 1, 256)),
     row((TAPS, [1, 4, 36, 37, 9, 2]), col2im, (512, 512), (4, 64), "gather_blocks", strides=3, steps=(1, 1, 256)),
@@ -445,7 +452,7 @@ REFUSED = [
     row("16 at most, but strides is 17 on the last axis", col2im, (50, 60), (3, 3), "gather", strides=17),
     row("32 at most, but kernel_size is 40", col2im, (50, 60), (3, 40), "gather"),
     row("taps must be contiguous in the columns, but their strides are", col2im, (50, 60), (3, 3), "gather_blocks"),
-    row("24576 bytes at most, but strides 5000 .* make it 40000", col2im, (50, 60_000), (3, 9000), **OF_STRIDE),
+    row("36864 bytes at most, but strides 5000 .* make it 40000", col2im, (50, 60_000), (3, 9000), **OF_STRIDE),
     row("atomic adds in memory, where float16 sums would be rounded", col2im, (50, 60), (3, 3), "atomic", "float16"),
     row("no atomic addition of uint8", col2im, (50, 60), (3, 3), "atomic", "uint8"),
     row("out must be C-contiguous", col2im, (4, 4), (2, 2), "atomic", image=(32, 32, 8, 2)),
@@ -500,7 +507,7 @@ def test_a_variant_that_cannot_serve_says_why(match, plan):
 
 EXTENTS = (1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)
 SPACES = (4, 1, 3, 8), (12, 5, 7, 16), (256, 256, 56, 56), (4, 3, 1000, 2000)
-OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "words")]
+OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "staged", "words")]
 SAME = [
     *([partial(col2im_apart, variant, *extents) for extents in EXTENTS] for variant in variants("col2im")),
     [partial(col2im, (40, 40), (3, 3), "gather", strides=3, pads_begin=pad) for pad in (1, 4)],
@@ -510,6 +517,8 @@ SAME = [
         for variant in OF_ANY_ROWS
     ),
     [partial(im2col, (2, 3, *size), (3, 3), "runs", pads_begin=1) for size in ((40, 41), (9, 7), (999, 1001))],
+    [partial(im2col, (2, 3, *size), (3, 8), "staged", pads_begin=1) for size in ((40, 41), (9, 47), (999, 1001))],
+    [partial(im2col, (1, 1, length), (400,), "staged", strides=160) for length in (6000, 400000)],
     *(
         [partial(space, operation, shape, (1, 2, 2), variant, begin=(0, 0, 1, 2), end=(0, 0, 0, 2)) for shape in SPACES]
         for operation in ("batch_to_space", "space_to_batch")
@@ -538,7 +547,7 @@ OF_BLOCKS = partial(im2col, kernel=(8, 8), variant="taps", dtype="uint8", blocks
 CANDIDATES = [
     row(("symbol", [["im2col_taps_of_several"], ["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 238)),
     row(("symbol", [["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 10)),  # whose rows have three blocks
-    row(("ROWS grid", [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]), OF_ROWS_OF_TAPS),
+    row(("ROWS grid", [[8, (64 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]), OF_ROWS_OF_TAPS),
     row(("TILE_ROWS", [[8], [32]]), placed, (8, 2048, 2048), (512, 512), 64, "binned"),
     row(("variant", [["output_driven"], ["binned"], ["binned"]]), placed, (64, 64), (3, 3), 100),
     row(

@@ -54,7 +54,7 @@ def clobbered(instructions: list[str], outputs: list[str], inputs: list[str]) ->
 
 @pytest.mark.parametrize("source", sorted(path.name for path in KERNELS.glob("*.cu*")))
 def test_outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them(source):
-    text = (KERNELS / source).read_text()
+    text = (KERNELS / source).read_text().replace('" L2_FETCH "', "")
     found = list(assembly(text))
     assert len(found) == len(re.findall(r"\basm\b[^\n]*\(", text)), "every piece of inline PTX is understood"
     for line, instructions, outputs, inputs in found:

@@ -259,7 +259,7 @@ class _Reader:
             self._memory()
         else:
             plain = name.removeprefix("U") if name.startswith("U") else name
-            reader = getattr(self, f"_{plain.lower()}", None)
+            reader = getattr(self, f"_{plain.lower()}", None) or getattr(self, f"_{name.lower()}", None)
             if reader is None or (self.has("64", "S64", "U64") and plain not in KNOWN_WIDE):
                 raise self.unknown()
             reader()
@@ -486,11 +486,13 @@ class _Reader:
     def _p2r(self) -> None:
         self.operation("p2r")
         self.to_register()
-        if self.operands.pop(0) != "PR":
+        if (which := self.operands.pop(0)) not in ("PR", "UPR"):
             raise self.unknown()
         self.take(1)
         byte = next((int(name[1]) for name in self.modifiers if re.fullmatch(r"B[0-3]", name)), 0)
-        self.mode(self.number(), 8 * byte)
+        self.mode(self.number(), 8 * byte, which == "UPR")
+
+    _up2ur = _p2r
 
     def _r2p(self) -> None:
         self.operation("r2p")

@@ -62,6 +62,11 @@ TAPS_BYTES = 8
 """Of a word of taps: narrower ones are packed by a warp."""
 LEAST_BLOCKS_OF_RUNS = 256
 """Of a plane, from which on a run of them has few sectors that are written in part."""
+LEAST_PIXELS_OF_STAGED, WIDE_TAPS = 2048, 8
+"""Along all of a plane's blocks, and of a row of taps, from which on it is worth a barrier to have pixels in shared
+memory."""
+FAR_TAPS, FAR_BYTES = 4, 16
+"""Of a row of taps, where the pixels of neighbouring blocks lie so many bytes apart, by the stride."""
 
 
 def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -75,11 +80,25 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
         moves = im2col.unfold_of(problem).simplified().moves
+        if problem.fusion.window == "none" and _is_better_staged(moves):
+            yield "staged", ""
         if prod(axis.blocks for axis in moves.axes) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(moves):
             yield "runs", ""
         if moves.itemsize == 1:
             yield "words", ""
         yield "per_block", ""
+
+
+def _is_better_staged(moves: Moves) -> bool:
+    """Whether the threads of neighbouring blocks would load pixels far apart, or the same ones many times."""
+    row, itemsize = moves.axes[-1], moves.itemsize
+    if prod(axis.blocks for axis in moves.axes) * row.stride < LEAST_PIXELS_OF_STAGED:
+        return False
+    if row.pixel_step != 1:
+        return row.kernel > 1
+    if row.stride * itemsize >= FAR_BYTES:
+        return row.kernel >= FAR_TAPS
+    return row.kernel >= WIDE_TAPS and (itemsize > 1 or row.stride == 1)
 
 
 def _stores_better_in_runs(moves: Moves) -> bool:

@@ -846,7 +846,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return each(warp, what, active, [&](uint32_t lane) {
             uint32_t set = 0;
             for (int index = 0; index < 7; ++index)
-                set |= (warp.predicates[index] >> lane & 1) << index;
+                set |= ((mode[2] ? warp.uniform_predicates : warp.predicates)[index] >> lane & 1) << index;
             return (a[lane] & ~(mask << shift)) | (set & mask) << shift;
         });
     }

@@ -17,7 +17,6 @@ from gpufold.gpu.parameters import (
     wide,
 )
 from gpufold.gpu.plan import (
-    MAX_GRID_ROWS,
     MAX_SHARED_BYTES,
     LaunchShape,
     Plan,
@@ -26,6 +25,7 @@ from gpufold.gpu.plan import (
     make_plan,
     resident_blocks,
 )
+from gpufold.gpu.variants import runs as of_runs
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.columns import ColumnsView, fusion_defines, sliding_bytes, view_of
 from gpufold.gpu.variants.moves import (
@@ -36,7 +36,6 @@ from gpufold.gpu.variants.moves import (
     WIDEST_WORD,
     MovedAxis,
     Moves,
-    chunk_size,
     word_elements,
     word_types,
 )
@@ -50,8 +49,6 @@ TAPS_REGISTERS = 40
 """That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
 WORDS_TAPS = 32
 """Of a row at most, whose words a thread stores: as instructions allow."""
-RUN_BLOCKS, RUN_BYTES = 2, 64
-"""Blocks of a thread of `runs`, and the bytes of the taps of each that it loads together."""
 PACKED_OTHERS = 24
 """Registers that a thread needs besides the pixels under its blocks: a guess."""
 
@@ -168,65 +165,12 @@ def words(problem: Problem) -> Plan:
 
 def runs(problem: Problem) -> Plan:
     """Plan one thread block per run of blocks, whose taps it stores from sector to sector."""
-    found = unfold_of(problem)
-    moves = found.simplified().moves
-    axes, blocks = moves.axes, tuple(axis.blocks for axis in moves.axes)
-    steps, plane_blocks = tuple(axis.block_step for axis in axes), prod(blocks)
-    if not are_contiguous(blocks, steps):
-        raise Unsupported(
-            f"{OPERATION}: runs needs columns whose blocks of a tap are contiguous, not steps of {steps} for {blocks}"
-        )
-    at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
-    width, most = axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
-    piece = at_once * chunk_size(width // at_once, most // at_once)
-    in_row = -(-width // piece)
-    pieces = min(max(1, most // width), moves.taps // width)
-    all_pieces = moves.taps // width * in_row
-    items, chunks = moves.batch * moves.planes * -(-plane_blocks // run), -(-all_pieces // pieces)
-    enough = problem.device.multiprocessors * problem.device.threads_per_multiprocessor // MOVING_THREADS
-    of_row = -(-chunks // max(1, min(chunks, MAX_GRID_ROWS, enough // items)))  # chunks, where runs alone are too few
-    bits = offset_bits(
-        OPERATION,
-        items,
-        plane_blocks + 2 * run,
-        4 * max(axis.reach for axis in axes),
-        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
-        (moves.taps + 2 * pieces * piece) * (1 + abs(moves.tap_step)) + plane_blocks,
-    )
-    return make_plan(
-        OPERATION,
-        "runs",
-        LaunchShape(
-            items, 1, MOVING_THREADS, blocks, 1, bits, pieces * piece * run * moves.itemsize, -(-chunks // of_row)
-        ),
-        f"each thread block takes {run} blocks of a plane, whose taps it stores in whole sectors",
-        {
-            **(found.element_types or word_types(moves.itemsize)),
-            "SPATIAL_RANK": len(axes),
-            "BLOCKS": RUN_BLOCKS,
-            "PIECE_TAPS": piece,
-            "PIECES": pieces,
-            "TAPS_AT_ONCE": at_once,
-            "PADDED": int(any(axis.pad or axis.blocks_reach > axis.size for axis in axes)),
-            "WHOLE_PIECES": int(width % piece == 0),
-            "WHOLE_CHUNKS": int(all_pieces % pieces == 0),
-        },
-        {
-            **unfold.sliding(moves),
-            "kernel": divisor([axis.kernel for axis in axes]),
-            "blocks": divisor(blocks),
-            "pieces": divisor(in_row),
-            "all_pieces": offset(all_pieces),
-            "own_pieces": offset(of_row * pieces),
-            "tap_step": offset(moves.tap_step),
-            "plane_blocks": offset(plane_blocks),
-            "runs": divisor(-(-plane_blocks // run)),
-            "planes": divisor(moves.planes),
-            **unfold.plane_steps(moves),
-        },
-        bytes_moved=found.bytes_moved,
-        takes_window=True,
-    )
+    return of_runs.runs(unfold_of(problem).simplified(), problem.device)
+
+
+def staged(problem: Problem) -> Plan:
+    """Plan one thread block per run of blocks, the pixels under which it brings to shared memory."""
+    return of_runs.staged(unfold_of(problem).simplified(), problem.device)
 
 
 def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
@@ -412,6 +356,7 @@ VARIANTS: dict[str, Variant] = {
     "per_block": per_block,
     "packed": packed,
     "runs": runs,
+    "staged": staged,
     "taps": taps,
     "words": words,
 }

@@ -16,10 +16,10 @@ from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_p
 THREADS = 128
 """Of a thread block, each with a pixel of a row: with more, fewer taps are read twice and more threads idle at the ends
 of rows."""
-MOST_ROWS, SUMS_BYTES = 4, 32
+MOST_ROWS, SUMS_BYTES = 8, 32
 """Of pixels that a thread block owns, so that memory is read in pieces of as many rows of taps, and of the sums that a
-thread keeps for them."""
-TILE_BYTES, MOST_TILE_BYTES = 8 * 1024, 24 * 1024
+thread keeps for them. An H100 reads memory in pairs of sectors, of which short pieces leave one at each end."""
+TILE_BYTES, MOST_TILE_BYTES = 8 * 1024, 36 * 1024
 """What the threads have in registers of a tile at most where its rows of taps can be cut, and at all."""
 LOAD_BYTES = 8
 """What a word takes of that at least, with its address."""

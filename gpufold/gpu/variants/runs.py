@@ -1,0 +1,265 @@
+"""The kernels of im2col whose thread blocks store runs of blocks, tap by tap, from sector to sector of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from gpufold.calls import Unsupported
+from gpufold.gpu.parameters import Field, are_contiguous, divisor, offset, offset_bits
+from gpufold.gpu.plan import MAX_GRID_ROWS, Device, LaunchShape, Plan, make_plan
+from gpufold.gpu.variants import unfold
+from gpufold.gpu.variants.moves import (
+    LINE_BYTES,
+    MOVING_THREADS,
+    SECTOR_BYTES,
+    Moves,
+    chunk_size,
+    word_elements,
+    word_types,
+)
+from gpufold.gpu.variants.unfold import Unfold
+
+RUN_BLOCKS, RUN_BYTES = 2, 64
+"""Blocks of a thread of `runs`, and the bytes of the taps of each that it loads together."""
+
+
+def runs(found: Unfold, device: Device) -> Plan:
+    """Plan kernels/im2col_runs.cu, whose threads load the taps of their blocks."""
+    moves = _contiguous(found, "runs").moves
+    at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
+    width, most = moves.axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
+    piece = at_once * chunk_size(width // at_once, most // at_once)
+    in_row = -(-width // piece)
+    pieces = min(max(1, most // width), moves.taps // width)
+    all_pieces = moves.taps // width * in_row
+    return _plan(
+        found,
+        "runs",
+        device,
+        _Runs(run, 0, piece, pieces, in_row, all_pieces, MOVING_THREADS, piece * run),
+        {
+            "BLOCKS": RUN_BLOCKS,
+            "PIECE_TAPS": piece,
+            "TAPS_AT_ONCE": at_once,
+            "WHOLE_PIECES": int(width % piece == 0),
+            "WHOLE_CHUNKS": int(all_pieces % pieces == 0),
+        },
+    )
+
+
+STAGED_THREADS, NARROW_THREADS = 256, 128
+"""Of a thread block of `staged`, and of one that moves elements of fewer than 4 bytes. All numbers of `staged` are what
+an H100 was fastest with."""
+TAP_BYTES, MOST_BLOCKS, LEAST_BLOCKS = 8192, 512, 64
+"""Of what a thread block stores of a row of taps, about, and blocks of its run at most and at least."""
+ROW_BLOCKS = 32, 4, 1
+"""Of a row at least, for which there is room: few sizes are compiled."""
+STAGED_TAPS, APART_BYTES = 32, 128
+"""Of one row, or of several, whose pixels are brought together; fewer where blocks are apart, for wide elements."""
+STAGED_BYTES = 24 << 10
+"""Of shared memory at most: several thread blocks of a multiprocessor hide each other's barriers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """What `staged` brings together, and where it is in shared memory, in elements."""
+
+    run: int
+    apart: bool
+    """Whether each block has a piece of its own; else those of a row are laid out as in the image."""
+    taps: int
+    """Of a row."""
+    turns: int
+    """Taps of a row, a stride apart, for which the pixels of a block serve, each as that of an earlier block."""
+    rows: int
+    """Of taps, that are brought together."""
+    word: int
+    """Pixels that are loaded as one, aligned in the image."""
+    lead: int
+    """Pixels of the first word before the first tap."""
+    step: int
+    """From a block to the next."""
+    row: int
+    """Of words from a row of blocks to the next, or where these are apart of blocks."""
+    skewed: bool
+    """Whether elements are left out, so that blocks an even number of words apart lie in different banks."""
+    size: int
+    """Of what is brought for one row of taps."""
+
+
+def staged(found: Unfold, device: Device) -> Plan:
+    """Plan kernels/im2col_staged.cu, whose threads bring the pixels under a run to shared memory."""
+    moves = _contiguous(found, "staged").moves
+    *outer, last = moves.axes
+    laid = _staged(moves)
+    row_turns, turned = 1, outer[-1].kernel if outer else 1
+    if outer and outer[-1].dilation == 1 and 1 < outer[-1].stride < outer[-1].kernel:
+        row_turns = -(-outer[-1].kernel // outer[-1].stride)
+        turned = row_turns * outer[-1].stride
+    in_row = -(-(last.stride if laid.turns > 1 else last.kernel) // laid.taps)
+    rows = prod(axis.kernel for axis in outer[:-1]) * turned
+    reach = (laid.taps - 1) * last.dilation + 1
+    threads = STAGED_THREADS if moves.itemsize >= 4 else NARROW_THREADS
+    sector = _sector(moves)
+    return _plan(
+        found,
+        "staged",
+        device,
+        _Runs(laid.run, sector - 1, laid.taps, laid.rows, in_row, rows * in_row, threads, laid.size),
+        {
+            "RUN": laid.run,
+            "TAPS": laid.taps,
+            "TURNS": laid.turns,
+            "ROW_TURNS": row_turns,
+            "LOADED": laid.word,
+            "LEAD": laid.lead,
+            "STEP": laid.step,
+            "REACH": reach,
+            "SIZE": laid.size,
+            "APART": int(laid.apart),
+            "SKEWED": int(laid.skewed),
+        },
+        row_words=divisor(laid.row),
+        turned_rows=divisor(turned),
+    )
+
+
+def _sector(moves: Moves) -> int:
+    """Return the elements of a sector."""
+    return max(1, SECTOR_BYTES // moves.itemsize)
+
+
+def _staged(moves: Moves) -> _Staged:
+    """Return the longest run that has room, of blocks as in the image if these overlap or touch, else apart."""
+    last = moves.axes[-1]
+    touches = last.stride <= (last.kernel - 1) * last.dilation + max(1, _sector(moves) // 2)
+    for apart in (False, True) if touches else (True,):
+        wanted = TAP_BYTES // (moves.itemsize * min(last.kernel, STAGED_TAPS if apart else last.kernel))
+        run = MOST_BLOCKS
+        while run > LEAST_BLOCKS and run // 2 >= wanted:
+            run //= 2
+        while run >= max(LEAST_BLOCKS, 32 * max(1, 4 // moves.itemsize)):
+            laid = _laid_out(moves, run, apart)
+            if laid.rows * laid.size * moves.itemsize <= STAGED_BYTES:
+                return laid
+            run //= 2
+    raise Unsupported(f"im2col: staged has no room for {LEAST_BLOCKS} blocks of {last.kernel} taps in a row")
+
+
+def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
+    *outer, last = moves.axes
+    bank, line = max(1, 4 // moves.itemsize), LINE_BYTES // moves.itemsize  # elements
+    count = run + _sector(moves) - 1
+    rows = (count - 2) // next(least for least in ROW_BLOCKS if least <= last.blocks) + 2  # of these blocks, at most
+    multiples = [last.size, *(axis.pixel_step for axis in outer)]
+    multiples += [moves.array_plane_step] if moves.planes > 1 else []
+    multiples += [moves.array_batch_step] if moves.batch > 1 else []
+    word = word_elements(moves.itemsize, moves.alignment, multiples) if last.pixel_step == 1 else 1
+    taps, turns, skewed = last.kernel, 1, not apart and last.stride % (2 * bank) == 0
+    if apart and taps > (most := min(STAGED_TAPS, APART_BYTES // moves.itemsize)):
+        turns = -(-taps // last.stride) if last.dilation == 1 else 1
+        taps = -(-chunk_size(min(taps, last.stride) if turns > 1 else taps, most) // word) * word
+    steps = [last.stride, taps * last.dilation] if apart else [last.blocks * last.stride if skewed else 0]
+    while word > 1 and any(step % word for step in steps[: 1 + (taps < last.kernel)]):
+        word //= 2
+    lead, reach = -last.pad % word, (taps - 1) * last.dilation + 1
+    if apart:
+        step = (-(-(lead + reach) // word) * word // bank | 1) * bank
+        row, size = last.blocks + turns - 1, (count + rows * (turns - 1)) * step
+    else:
+        step, extra = last.stride, max(lead + reach - last.stride, 0)
+        extra = -(-extra // line) * line if skewed else extra
+        row = -(-(last.blocks * step + extra) // word)
+        size = 2 * word + lead + count * step + rows * (extra + word) + reach
+    size += size // line * bank + bank if skewed else 0
+    rounded = max(4, 1 << max(0, size.bit_length() - 3))  # few sizes are compiled
+    together = max(1, min(moves.taps // last.kernel, STAGED_TAPS // last.kernel)) if taps == last.kernel else 1
+    size = -(-size // rounded) * rounded
+    return _Staged(run, apart, taps, turns, together, word, lead, step, row, skewed, size)
+
+
+# ---------------------------------------------------------------------------------------------
+# What both are planned by
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """How thread blocks share out blocks and taps."""
+
+    blocks: int
+    """Of a run."""
+    shift: int
+    """By which a run may begin before its number says."""
+    taps: int
+    """Of a piece of a row of taps."""
+    pieces: int
+    """That pass through shared memory together."""
+    in_row: int
+    """Pieces of a row."""
+    all: int
+    """Pieces of a block."""
+    threads: int
+    size: int
+    """Of a piece in shared memory, in elements."""
+
+
+def _contiguous(found: Unfold, variant: str) -> Unfold:
+    """Return a call in as few axes as can be, or raise Unsupported where the blocks of a tap are not contiguous."""
+    blocks = tuple(axis.blocks for axis in found.moves.axes)
+    steps = tuple(axis.block_step for axis in found.moves.axes)
+    if not are_contiguous(blocks, steps):
+        raise Unsupported(
+            f"{found.operation}: {variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} "
+            f"for {blocks}"
+        )
+    return found
+
+
+def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: dict[str, Any], **members: Field) -> Plan:
+    moves = found.moves
+    axes, blocks = moves.axes, tuple(axis.blocks for axis in moves.axes)
+    plane_blocks = prod(blocks)
+    runs = -(-(plane_blocks + share.shift) // share.blocks)
+    items, chunks = moves.batch * moves.planes * runs, -(-share.all // share.pieces)
+    enough = device.multiprocessors * device.threads_per_multiprocessor // share.threads
+    of_row = -(-chunks // max(1, min(chunks, MAX_GRID_ROWS, enough // items)))  # chunks, where runs alone are too few
+    bits = offset_bits(
+        found.operation,
+        items,
+        plane_blocks + 2 * share.blocks,
+        4 * max(axis.reach for axis in axes) + axes[-1].blocks * (share.taps + LINE_BYTES),
+        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
+        (moves.taps + 2 * share.pieces * share.taps) * (1 + abs(moves.tap_step)) + plane_blocks,
+    )
+    shared = share.pieces * share.size * moves.itemsize
+    return make_plan(
+        found.operation,
+        variant,
+        LaunchShape(items, 1, share.threads, blocks, 1, bits, shared, -(-chunks // of_row)),
+        f"each thread block takes {share.blocks} blocks of a plane, whose taps it stores in whole sectors",
+        {
+            **(found.element_types or word_types(moves.itemsize)),
+            "SPATIAL_RANK": len(axes),
+            "PIECES": share.pieces,
+            "PADDED": int(any(axis.pad or axis.blocks_reach > axis.size for axis in axes)),
+            **defines,
+        },
+        {
+            **unfold.sliding(moves),
+            "kernel": divisor([axis.kernel for axis in axes]),
+            "blocks": divisor(blocks),
+            "pieces": divisor(share.in_row),
+            "all_pieces": offset(share.all),
+            "own_pieces": offset(of_row * share.pieces),
+            "tap_step": offset(moves.tap_step),
+            "plane_blocks": offset(plane_blocks),
+            "runs": divisor(runs),
+            "planes": divisor(moves.planes),
+            **unfold.plane_steps(moves),
+            **members,
+        },
+        bytes_moved=found.bytes_moved,
+        takes_window=True,
+    )

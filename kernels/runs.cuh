@@ -1,0 +1,34 @@
+// What the kernels share whose thread blocks take the taps of a run of blocks: blocks of a plane that follow
+// each other in the columns, whatever their rows. Rows of taps are cut into pieces.
+#pragma once
+#include "sliding.cuh"
+
+constexpr int sector = 32 / int(sizeof(Scalar)); // elements
+constexpr bool padded = PADDED;                  // else every tap of a block is a pixel
+
+struct Runs : Sliding {
+    Divisor kernel[spatial_rank];
+    Divisor blocks[spatial_rank];
+    Divisor pieces;      // of a row
+    Offset all_pieces;   // of a block
+    Offset own_pieces;   // of these, of a row of thread blocks: whole chunks of them
+    Offset tap_step;     // elements of the columns from one tap to the next
+    Offset plane_blocks; // of all axes
+    Divisor runs;        // of a plane
+    Divisor planes;
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
+};
+
+// Of a tap, by its place along each axis and by its number.
+inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[spatial_rank], Offset number,
+                                   bool exists)
+{
+    if constexpr (!separable)
+        return load_if(window.last() + number, exists);
+    Weight weight = load_if(window.of_axis[0] + taps[unweighted], exists);
+#pragma unroll
+    for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
+        weight = multiply(weight, load_if(window.of_axis[axis - unweighted] + taps[axis], exists));
+    return weight;
+}
