@@ -40,7 +40,7 @@ static_assert(run % share == 0, "shares are whole");
 
 constexpr int block_words = (lead + reach + loaded - 1) / loaded; // of a block that is apart
 constexpr int loads = ((sizeof(Scalar) * loaded > 8 ? 6 : 8) + pieces - 1) / pieces; // of a piece, in flight
-constexpr int resident = (sizeof(Offset) > 4 ? 512 : 1024) / THREADS;
+constexpr int resident_threads = sizeof(Offset) > 4 ? 512 : sizeof(Scalar) < 4 ? 768 : 1024; // for registers
 
 struct Parameters : Runs {
     Divisor row_words;   // that a row of blocks has; where these are apart, blocks, with those of further turns
@@ -112,7 +112,7 @@ inline __device__ void store_share(Scalar* to, const Scalar* const (&from)[store
                     store(to + k, elements[i][k]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, resident)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
     im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                   const Parameters p)
 {

@@ -67,6 +67,8 @@ LEAST_PIXELS_OF_STAGED, WIDE_TAPS = 2048, 8
 memory."""
 FAR_TAPS, FAR_BYTES = 4, 16
 """Of a row of taps, where the pixels of neighbouring blocks lie so many bytes apart, by the stride."""
+APART_BYTES = 128
+"""Of neighbouring pixels of a row, from which on each is in a line of its own."""
 
 
 def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -80,7 +82,8 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
         moves = im2col.unfold_of(problem).simplified().moves
-        if problem.fusion.window == "none" and _is_better_staged(moves):
+        is_weighed = problem.fusion.window != "none" and len(moves.axes) > 1  # each pixel is looked for in the padding
+        if not (is_weighed and any(axis.pad for axis in moves.axes)) and _is_better_staged(moves):
             yield "staged", ""
         if prod(axis.blocks for axis in moves.axes) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(moves):
             yield "runs", ""
@@ -95,7 +98,7 @@ def _is_better_staged(moves: Moves) -> bool:
     if prod(axis.blocks for axis in moves.axes) * row.stride < LEAST_PIXELS_OF_STAGED:
         return False
     if row.pixel_step != 1:
-        return row.kernel > 1
+        return row.kernel > 1 and abs(row.pixel_step) * itemsize >= APART_BYTES
     if row.stride * itemsize >= FAR_BYTES:
         return row.kernel >= FAR_TAPS
     return row.kernel >= WIDE_TAPS and (itemsize > 1 or row.stride == 1)

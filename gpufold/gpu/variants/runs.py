@@ -52,12 +52,15 @@ def runs(found: Unfold, device: Device) -> Plan:
 STAGED_THREADS, NARROW_THREADS = 256, 128
 """Of a thread block of `staged`, and of one that moves elements of fewer than 4 bytes. All numbers of `staged` are what
 an H100 was fastest with."""
-TAP_BYTES, MOST_BLOCKS, LEAST_BLOCKS = 8192, 512, 64
-"""Of what a thread block stores of a row of taps, about, and blocks of its run at most and at least."""
+TAP_BYTES, MOST_BLOCKS, APART_BLOCKS, LEAST_BLOCKS = 8192, 512, 128, 64
+"""Of what a thread block stores of a row of taps, about; blocks of its run at most, where they are apart, and at least,
+for which there must be room."""
 ROW_BLOCKS = 32, 4, 1
 """Of a row at least, for which there is room: few sizes are compiled."""
-STAGED_TAPS, APART_BYTES = 32, 128
-"""Of one row, or of several, whose pixels are brought together; fewer where blocks are apart, for wide elements."""
+ROW_TAPS, APART_BYTES = 32, 128
+"""Of a row whose pixels are brought together, where blocks are apart: fewer for wide elements."""
+STAGED_TAPS, STAGED_ROWS = 64, 4
+"""Of several rows that are brought together, and these rows; of narrow elements half as many."""
 STAGED_BYTES = 24 << 10
 """Of shared memory at most: several thread blocks of a multiprocessor hide each other's barriers."""
 
@@ -136,13 +139,13 @@ def _staged(moves: Moves) -> _Staged:
     last = moves.axes[-1]
     touches = last.stride <= (last.kernel - 1) * last.dilation + max(1, _sector(moves) // 2)
     for apart in (False, True) if touches else (True,):
-        wanted = TAP_BYTES // (moves.itemsize * min(last.kernel, STAGED_TAPS if apart else last.kernel))
+        wanted = APART_BLOCKS if apart else TAP_BYTES // (moves.itemsize * last.kernel)
         run = MOST_BLOCKS
         while run > LEAST_BLOCKS and run // 2 >= wanted:
             run //= 2
         while run >= max(LEAST_BLOCKS, 32 * max(1, 4 // moves.itemsize)):
             laid = _laid_out(moves, run, apart)
-            if laid.rows * laid.size * moves.itemsize <= STAGED_BYTES:
+            if laid.size * moves.itemsize <= STAGED_BYTES:
                 return laid
             run //= 2
     raise Unsupported(f"im2col: staged has no room for {LEAST_BLOCKS} blocks of {last.kernel} taps in a row")
@@ -158,7 +161,7 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
     multiples += [moves.array_batch_step] if moves.batch > 1 else []
     word = word_elements(moves.itemsize, moves.alignment, multiples) if last.pixel_step == 1 else 1
     taps, turns, skewed = last.kernel, 1, not apart and last.stride % (2 * bank) == 0
-    if apart and taps > (most := min(STAGED_TAPS, APART_BYTES // moves.itemsize)):
+    if apart and taps > (most := min(ROW_TAPS, APART_BYTES // moves.itemsize)):
         turns = -(-taps // last.stride) if last.dilation == 1 else 1
         taps = -(-chunk_size(min(taps, last.stride) if turns > 1 else taps, most) // word) * word
     steps = [last.stride, taps * last.dilation] if apart else [last.blocks * last.stride if skewed else 0]
@@ -175,8 +178,12 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
         size = 2 * word + lead + count * step + rows * (extra + word) + reach
     size += size // line * bank + bank if skewed else 0
     rounded = max(4, 1 << max(0, size.bit_length() - 3))  # few sizes are compiled
-    together = max(1, min(moves.taps // last.kernel, STAGED_TAPS // last.kernel)) if taps == last.kernel else 1
     size = -(-size // rounded) * rounded
+    together = 1
+    if taps == last.kernel:
+        room = STAGED_BYTES // (size * moves.itemsize)
+        most = STAGED_ROWS if moves.itemsize >= 4 else STAGED_ROWS // 2
+        together = max(1, min(moves.taps // taps, STAGED_TAPS // taps, most, room))
     return _Staged(run, apart, taps, turns, together, word, lead, step, row, skewed, size)
 
 
