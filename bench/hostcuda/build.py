@@ -67,15 +67,15 @@ class BuildError(Exception):
 
 @cache
 def cuda_headers() -> Path | None:
-    """The folder with cuda_fp16.h, from the wheel nvidia-cuda-runtime, or None."""
+    """The folder with cuda_fp16.h, from the wheel nvidia-cuda-runtime, and what it includes, or None."""
     for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
         try:
             files = importlib.metadata.files(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        for file in files:
-            if file.name == "cuda_fp16.h":
-                return Path(os.fspath(file.locate())).parent.resolve()
+        for folder in (Path(os.fspath(file.locate())).parent for file in files if file.name == "cuda_fp16.h"):
+            if (folder / "crt" / "host_defines.h").exists():
+                return folder.resolve()
     return None
 
 
