@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -254,7 +255,7 @@ class Problem:
         """Work the result out where the data are, by the pixel of each element, in double precision without gpufold."""
         geometry, library = self.geometry, library_of(data)
         if isinstance(geometry, SpaceGeometry):
-            return _moved_by_definition(self.operation, geometry, data)
+            return _moved_by_definition(self.operation, geometry, data, library)
         planes, size = geometry.planes, prod(geometry.image_size)
         pixel = pixels(geometry, library.asarray(self.positions()), library)
         weight = library.broadcast_to(library.asarray(self.block_weights("float64").ravel()), pixel.shape)
@@ -363,20 +364,30 @@ def forget_device_arrays() -> None:
     _given_on_device.cache_clear()
 
 
-def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -> Array:
-    image, *pixels_of_axes = np.indices(geometry.space_shape, sparse=True)
-    axes = zip(pixels_of_axes, geometry.margin_begin, geometry.block, strict=True)
-    offset: Any = 0
-    cells = []
-    for pixel, margin, block in axes:
-        offset = offset * block + (pixel + margin) % block
-        cells.append((pixel + margin) // block)
-    index = (offset * geometry.batch + image, *cells)
+def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array, library: Any) -> Any:
+    """Take each element of the result from where it was, which is worked out axis by axis; zero from outside."""
+    size = prod(geometry.space_shape)
     if operation == "batch_to_space":
-        return np.asarray(data[index])
-    batch: Array = np.zeros(geometry.batch_shape, data.dtype)
-    batch[index] = data
-    return batch
+        image, *pixels_of_axes = np.indices(geometry.space_shape, sparse=True)
+        parts, offset = [image * prod(geometry.grid)], np.zeros((), int)
+        for axis, (pixel, margin, block) in enumerate(
+            zip(pixels_of_axes, geometry.margin_begin, geometry.block, strict=True)
+        ):
+            offset = offset * block + (pixel + margin) % block
+            parts.append((pixel + margin) // block * prod(geometry.grid[axis + 1 :]))
+        parts.append(offset * (geometry.batch * prod(geometry.grid)))
+        return data.ravel()[..., reduce(operator.add, map(library.asarray, parts))]
+    number, *cells = np.indices(geometry.batch_shape, sparse=True)
+    offset, image = number // geometry.batch, number % geometry.batch
+    parts = [image * prod(geometry.space_shape[1:])]
+    for axis in reversed(range(len(cells))):
+        pixel = cells[axis] * geometry.block[axis] + offset % geometry.block[axis] - geometry.margin_begin[axis]
+        offset = offset // geometry.block[axis]
+        inside = (pixel >= 0) & (pixel < geometry.space_shape[1 + axis])
+        parts.append(np.where(inside, pixel * prod(geometry.space_shape[2 + axis :]), size))
+    padded = library.zeros(size + 1, data.dtype)
+    padded[:-1] = data.ravel()
+    return padded[..., library.minimum(reduce(operator.add, map(library.asarray, parts)), size)]
 
 
 def _per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:

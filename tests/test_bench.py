@@ -197,6 +197,17 @@ def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name
     assert served(peer, few, ("float32",), fake_cupy.asarray, fake_cupy.asnumpy)
 
 
+@pytest.mark.hostcuda
+def test_where_elements_move_is_worked_out_on_a_gpu_too(monkeypatch):
+    for problem in [problem for problem in SMALL if isinstance(problem.geometry, SpaceGeometry)]:
+        data = problem.data("float32")
+        want = problem.expected(data)
+        with monkeypatch.context() as patch:
+            patch.setattr("bench.problems.library_of", lambda array: fake_cupy.cupy())
+            got = problem.expected(fake_cupy.asarray(data))
+        np.testing.assert_array_equal(fake_cupy.asnumpy(got), want, err_msg=problem.name)
+
+
 def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
     for problem in PROBLEMS:
         for dtype in (dtype for dtype in problem.dtypes if dtype_of(dtype).kind in "fVc"):

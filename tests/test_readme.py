@@ -166,7 +166,7 @@ def test_the_map_has_every_module_and_all_that_contributing_names_is_there():
 # ---- figures
 
 SAVED = "bench/results/cpu-2026-11-23.json"
-ON_A_GPU = "bench/results/gpu-h100-2026-11-26.json"
+ON_A_GPU = "bench/results/gpu-h100-2026-11-27.json"
 
 
 def table(text, first):
@@ -206,18 +206,26 @@ def test_the_tables_of_speed_are_those_of_the_saved_runs(document, first, saved)
 def test_the_shares_of_a_copy_s_speed_are_those_of_the_saved_run():
     rows = [row for row in Run.load(ROOT / ON_A_GPU).rows if row.bytes >= LARGE_BYTES]
     shares = {row.problem: row.fraction_of_copy() for row in rows}
-    of_col2im = geometric_mean(share for name, share in shares.items() if name.startswith("col2im"))
+    dense = [share for name, share in shares.items() if not name.startswith(("add_blocks", "take_blocks"))]
+    of_col2im = [share for name, share in shares.items() if name.startswith("col2im")]
     text = DOCUMENTS["docs/performance.md"]
-    words = f"{geometric_mean(shares.values()):.0%}", len(rows), f"{of_col2im:.0%}"
     found = re.search(
-        r": (\d+) % of the speed of a copy of as many bytes over (\d+) problems .*\n.*and (\d+) % for", text
+        r": (\d+) % of the speed of a copy of as many bytes over (\d+) problems [^:]*1 MB, (\d+) % over the (\d+) "
+        r"without positions, and (\d+) % for",
+        text,
     )
     assert found is not None
-    assert (f"{found[1]}%", int(found[2]), f"{found[3]}%") == words
-    assert f"at {found[3]} % of a\ncopy's speed" in README
-    for name, percent in (("im2col-audio-400-s160", 46), ("im2col-tiles-16x16-s8", 71)):
+    means = [f"{100 * geometric_mean(each):.0f}" for each in (shares.values(), dense, of_col2im)]
+    assert [found[1], found[3], found[5]] == means
+    assert [int(found[2]), int(found[4])] == [len(rows), len(dense)]
+    assert f"at {found[5]} % of a\ncopy's speed" in README
+    for name, percent in (("im2col-audio-400-s160", 84), ("blocks_to_array-blocks-8x8-s1", 82)):
         assert round(100 * shares[name]) == percent
         assert f"({percent} %)" in text
+    few = "particles", "spots", "detections"
+    for operation, names in (("add_blocks", (*few, "events")), ("take_blocks", few)):
+        small = [share for name, share in shares.items() if re.match(rf"{operation}-({'|'.join(names)})", name)]
+        assert f"({100 * min(small):.0f} to {100 * max(small):.0f} %)" in text
 
 
 def test_the_rule_takes_what_was_the_fastest_in_the_saved_run():

@@ -357,7 +357,7 @@ def gpu_speed() -> Figure:
     from bench.results import Run, geometric_mean
 
     shares: dict[str, list[float]] = {}
-    for row in Run.load(ROOT / "bench/results/gpu-h100-2026-11-26.json").rows:
+    for row in Run.load(ROOT / "bench/results/gpu-h100-2026-11-27.json").rows:
         fused = any(problem.name == row.problem and problem.fused for problem in PROBLEMS)
         if (share := row.fraction_of_copy()) and row.bytes >= LARGE_BYTES:
             shares.setdefault(row.operation + ", fused" * fused, []).append(100 * share)

@@ -100,7 +100,7 @@ def _is_better_staged(moves: Moves) -> bool:
     if row.pixel_step != 1:
         return row.kernel > 1 and abs(row.pixel_step) * itemsize >= APART_BYTES
     if row.stride * itemsize >= FAR_BYTES:
-        return row.kernel >= FAR_TAPS
+        return row.kernel >= FAR_TAPS and (itemsize >= NARROW_BYTES or row.kernel * row.dilation > row.stride)
     return row.kernel >= WIDE_TAPS and (itemsize > 1 or row.stride == 1)
 
 
