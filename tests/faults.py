@@ -288,7 +288,7 @@ BARRIERS = {
         ),
     ),
     "im2col_staged.cu": (
-        ("__syncthreads(); // all have stored the taps before", "[im2col-3d-staged-0]"),
+        ("__syncthreads(); // all have stored the taps before", "[im2col-column-0]"),
         ("        __syncthreads();\n\n#pragma unroll 1\n        for (int part", "[im2col-row-after-row-0]"),
     ),
     "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-bug-3d-columns-with-dilated-kernel-0]"),),
