@@ -49,6 +49,8 @@ def runs(found: Unfold, device: Device) -> Plan:
     )
 
 
+WEIGHT_BYTES = {"float": 4, "double": 8}
+
 STAGED_THREADS, NARROW_THREADS = 256, 128
 """Of a thread block of `staged`, and of one that moves elements of fewer than 4 bytes. All numbers of `staged` are what
 an H100 was fastest with."""
@@ -105,12 +107,12 @@ def staged(found: Unfold, device: Device) -> Plan:
     rows = prod(axis.kernel for axis in outer[:-1]) * turned
     reach = (laid.taps - 1) * last.dilation + 1
     threads = STAGED_THREADS if moves.itemsize >= 4 else NARROW_THREADS
-    sector = _sector(moves)
+    sector, slots = _sector(moves), laid.rows * laid.turns * laid.taps
     return _plan(
         found,
         "staged",
         device,
-        _Runs(laid.run, sector - 1, laid.taps, laid.rows, in_row, rows * in_row, threads, laid.size),
+        _Runs(laid.run, sector - 1, laid.taps, laid.rows, in_row, rows * in_row, threads, laid.size, slots),
         {
             "RUN": laid.run,
             "TAPS": laid.taps,
@@ -177,7 +179,7 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
         row = -(-(last.blocks * step + extra) // word)
         size = 2 * word + lead + count * step + rows * (extra + word) + reach
     size += size // line * bank + bank if skewed else 0
-    rounded = max(4, 1 << max(0, size.bit_length() - 3))  # few sizes are compiled
+    rounded = max(16, 1 << max(0, size.bit_length() - 3))  # few sizes are compiled
     size = -(-size // rounded) * rounded
     together = 1
     if taps == last.kernel:
@@ -210,6 +212,8 @@ class _Runs:
     threads: int
     size: int
     """Of a piece in shared memory, in elements."""
+    slots: int = 0
+    """For taps, whose numbers and weights are in shared memory."""
 
 
 def _contiguous(found: Unfold, variant: str) -> Unfold:
@@ -240,7 +244,9 @@ def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: di
         sum(axis.reach * abs(axis.pixel_step) for axis in axes),
         (moves.taps + 2 * share.pieces * share.taps) * (1 + abs(moves.tap_step)) + plane_blocks,
     )
-    shared = share.pieces * share.size * moves.itemsize
+    shared = share.pieces * share.size * moves.itemsize + share.slots * bits // 8
+    if share.slots and (weight := WEIGHT_BYTES.get(found.element_types.get("WEIGHT", ""))):
+        shared = -(-shared // weight) * weight + share.slots * weight
     return make_plan(
         found.operation,
         variant,
