@@ -323,7 +323,6 @@ FAULTS += tuple(
 )
 
 
-
 def as_written(text: str) -> str:
     """Return PTX as it stands in a kernel, which says in front of a width what else is fetched."""
     return text.replace("ld.global.nc.", 'ld.global.nc" L2_FETCH ".')

@@ -363,6 +363,11 @@ DEFINES = [
     row(("WORD PIXELS_BEFORE", [2, 0]), words, (2, 3, 8, 64), (3, 3)),
     # Runs that are too few for the device share out their taps.
     row(("grid", [(2, 25, 1)]), im2col, (1, 1, 128_000), (400,), "runs", strides=160),
+    # Of a tap that begins an element before a sector does, the second run has one element.
+    *(
+        row(("grid", [(1 + more, 2, 1)]), im2col, (1, 1, 50 * (121 + more)), (40,), "staged", strides=50)
+        for more in (0, 1)
+    ),
     row(("grid", [(2 * 256, 2, 1)]), im2col, (256, 1, 128_000), (400,), "runs", strides=160),
     row(("grid", [(2 * 2048, 1, 1)]), im2col, (2048, 1, 128_000), (400,), "runs", strides=160),
     # Taps are loaded in words where no pad or end cuts one.
