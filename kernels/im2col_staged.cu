@@ -37,6 +37,7 @@ constexpr int line = 128 / int(sizeof(Scalar)), skipped = skewed ? stored : 0; /
 constexpr int word_step = stored * step * (line + skipped) * 32 / line;        // from a lane's word to its next
 constexpr bool rows_begin_anew = !apart || turns > 1; // with pixels behind the last block of the row before
 static_assert(run % share == 0, "shares are whole");
+static_assert(!apart || step >= lead + reach, "blocks that are apart share no pixel");
 
 constexpr int block_words = (lead + reach + loaded - 1) / loaded; // of a block that is apart
 constexpr int loads = ((sizeof(Scalar) * loaded > 8 ? 6 : 8) + pieces - 1) / pieces; // of a piece, in flight

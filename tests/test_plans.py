@@ -537,6 +537,14 @@ def test_extents_never_change_what_is_compiled(plans):
     assert len({plan().defines for plan in plans}) == 1
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "complex64"])
+def test_blocks_that_are_apart_share_no_pixel_in_shared_memory(dtype):
+    for taps in range(1, 12):
+        defines = dict(im2col((1, 1, 4096), (taps,), "staged", dtype=dtype, strides=100, pads_begin=1).defines)
+        assert defines["APART"] == "1"
+        assert int(defines["STEP"]) >= int(defines["LEAD"]) + int(defines["REACH"])
+
+
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
     first, other = (col2im((512,), (64,), "gather_parts", strides=64, image=(777, plane, 1)) for plane in (512, 555))
     assert first.parameters == other.parameters

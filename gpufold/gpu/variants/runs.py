@@ -171,7 +171,8 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
         word //= 2
     lead, reach = -last.pad % word, (taps - 1) * last.dilation + 1
     if apart:
-        step = (-(-(lead + reach) // word) * word // bank | 1) * bank
+        pitch = -(-(lead + reach) // word) * word  # whose words an odd number of banks apart lie in different ones
+        step = (-(-pitch // bank) | 1) * bank
         row, size = last.blocks + turns - 1, (count + rows * (turns - 1)) * step
     else:
         step, extra = last.stride, max(lead + reach - last.stride, 0)
