@@ -116,7 +116,7 @@ struct Chunk {
     {
         const int lane = threadIdx.x % 32;
         const bool exists = number < p.count;
-        const Scalar* origin = blocks + lengthened(number) * p.block_step;
+        const Scalar* origin = blocks + lengthened(exists ? number : 0) * p.block_step;
         Offset offset = 0;
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis)
