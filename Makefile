@@ -24,7 +24,7 @@ PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 help:
 	@echo "make bench          the quick table of the benchmark"
 	@echo "make test           the tests, in minutes; ARGS=... goes to pytest, PEERS=1 adds comparisons with other libraries,"
-	@echo "                    ALL=1 every combination and what is read from machine code, as .ci/run does"
+	@echo "                    ALL=1 many more combinations and what is read from machine code, as .ci/run does"
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make test-versions  the tests with the lowest versions that are allowed, and with the newest"
 	@echo "make test-nightly   the tests with NumPy's nightly wheel and CuPy's newest pre-release"

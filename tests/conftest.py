@@ -63,8 +63,8 @@ def pytest_configure(config):
         "beside(name): needs a folder of the environment with another release",
         "alone: runs in a process of its own, whose memory no other test has filled",
         "all: one of many combinations, or read from machine code, with --all",
-        "some(step): without --all, one of so many of a test's combinations",
-        "many: a combination or a random problem of the longer run, with --many",
+        "some(step, all=1): one of so many of a test's combinations, and with --all one of fewer",
+        "many: a combination or a random problem of the longer run, with --many; it runs every combination",
     ):
         config.addinivalue_line("markers", line)
 
@@ -81,8 +81,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         some = item.get_closest_marker("some")
         numbers[item.function if some else None] += 1
-        left = (some and (numbers[item.function] - 1) % some.args[0]) or item.get_closest_marker("all")
-        if (left and not everything) or (item.get_closest_marker("many") and not many):
+        step = some.kwargs.get("all", 1) if some and everything else some.args[0] if some else 1
+        left = (numbers[item.function] - 1) % (1 if many else step)
+        left = left or (item.get_closest_marker("all") and not everything)
+        if left or (item.get_closest_marker("many") and not many):
             dropped.append(item)
             continue
         kept.append(item)

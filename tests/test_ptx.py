@@ -82,7 +82,7 @@ def planned(name):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.some(8)
+@pytest.mark.some(8, all=2)
 @pytest.mark.parametrize(
     "architecture", [90, *(pytest.param(other, marks=pytest.mark.all) for other in (80, 100, 120))]
 )

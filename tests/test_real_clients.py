@@ -277,7 +277,7 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
         for name, child in module.named_children():
             if isinstance(child, torch.nn.GroupNorm):
                 setattr(module, name, torch.nn.Identity())
-    latent, far = torch.randn(1, 4, 128, 256), 4 * 13
+    latent, far = torch.randn(1, 4, 96, 192), 4 * 13
     whole = model.decode(latent).sample[0]
     window = np.full(4 * 48, 1e-6, np.float32)
     window[far:-far] = 1

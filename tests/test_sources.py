@@ -92,6 +92,7 @@ def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
 
 @pytest.mark.nvcc
 @pytest.mark.all
+@pytest.mark.some(3, all=3)
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES[::2])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own(source, architecture):

@@ -385,7 +385,7 @@ def test_a_call_flushes_denormals_where_its_caller_does():
     under(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False))
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.all)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.many)])
 def test_after_an_interrupt_nothing_is_written_and_later_calls_are_right(seconds):
     """At least 300 interrupts, by signals at random moments: of first calls too, whose processes must end."""
     seed = random.SystemRandom().randrange(10**6)

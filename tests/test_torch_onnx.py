@@ -73,7 +73,7 @@ def check(model, given, want, by=("reference", "onnxruntime")):
         assert np.array_equal(got, as_array(want)), name
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(3, all=2)
 @named(OPERATIONS)
 @BOTH
 @pytest.mark.peer("onnxruntime")

@@ -109,7 +109,7 @@ RECORDERS = {
 LEARN = ("trace", "compile of any size", "functionalize", "a mode")
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(7, all=2)
 @pytest.mark.parametrize(
     ("recorder", "learns"),
     [*((name, False) for name in RECORDERS if "compile" not in name), *((name, True) for name in LEARN)],
@@ -130,7 +130,7 @@ def test_what_is_recorded_computes(operation, recorder, learns):
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(7, all=2)
 @pytest.mark.parametrize(
     ("recorder", "transform"),
     [
@@ -153,7 +153,7 @@ def test_transforms_are_recorded(operation, transform, recorder):
     torch.testing.assert_close([*program(*others)], [*transformed(*others)])
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(3, all=2)
 @named(EVERY)
 @pytest.mark.parametrize("name", ["float32", "complex64"])
 def test_operators_pass_torchs_own_checks(operation, name):
@@ -358,7 +358,7 @@ HIDDEN = {
 """Sizes whose values a compiler does not look into, and says so."""
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(7, all=2)
 @pytest.mark.parametrize(("call", "way"), [(call, way) for call, (ways, _) in CALLS.items() for way in ways])
 @pytest.mark.parametrize("recorder", [*[*RECORDERS][1:-1], *WAYS])
 def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
