@@ -27,7 +27,8 @@ RUN_BLOCKS, RUN_BYTES = 2, 64
 
 def runs(found: Unfold, device: Device) -> Plan:
     """Plan kernels/im2col_runs.cu, whose threads load the taps of their blocks."""
-    moves = _contiguous(found, "runs").moves
+    _check_contiguous(found, "runs")
+    moves = found.moves
     at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
     width, most = moves.axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
     piece = at_once * chunk_size(width // at_once, most // at_once)
@@ -96,7 +97,8 @@ class _Staged:
 
 def staged(found: Unfold, device: Device) -> Plan:
     """Plan kernels/im2col_staged.cu, whose threads bring the pixels under a run to shared memory."""
-    moves = _contiguous(found, "staged").moves
+    _check_contiguous(found, "staged")
+    moves = found.moves
     *outer, last = moves.axes
     laid = _staged(moves)
     row_turns, turned = 1, outer[-1].kernel if outer else 1
@@ -154,6 +156,7 @@ def _staged(moves: Moves) -> _Staged:
 
 
 def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
+    """Lay a run of so many blocks out; whether there is room for it is the caller's question."""
     *outer, last = moves.axes
     bank, line = max(1, 4 // moves.itemsize), LINE_BYTES // moves.itemsize  # elements
     count = run + _sector(moves) - 1
@@ -217,8 +220,7 @@ class _Runs:
     """For taps, whose numbers and weights are in shared memory."""
 
 
-def _contiguous(found: Unfold, variant: str) -> Unfold:
-    """Return a call in as few axes as can be, or raise Unsupported where the blocks of a tap are not contiguous."""
+def _check_contiguous(found: Unfold, variant: str) -> None:
     blocks = tuple(axis.blocks for axis in found.moves.axes)
     steps = tuple(axis.block_step for axis in found.moves.axes)
     if not are_contiguous(blocks, steps):
@@ -226,10 +228,10 @@ def _contiguous(found: Unfold, variant: str) -> Unfold:
             f"{found.operation}: {variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} "
             f"for {blocks}"
         )
-    return found
 
 
 def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: dict[str, Any], **members: Field) -> Plan:
+    """Plan a thread block for each run and, where runs alone are too few, for each share of the pieces."""
     moves = found.moves
     axes, blocks = moves.axes, tuple(axis.blocks for axis in moves.axes)
     plane_blocks = prod(blocks)
