@@ -22,8 +22,8 @@ constexpr int run = blocks * THREADS;
 constexpr int piece_taps = PIECE_TAPS; // of a row, or all of its taps
 constexpr int pieces = PIECES;         // that are in flight together
 constexpr int taps_at_once = TAPS_AT_ONCE;
-constexpr bool rows_are_pieces = WHOLE_PIECES;   // else the last piece of a row is short
-constexpr bool all_are_chunks = WHOLE_CHUNKS;    // else of the last pieces there are fewer
+constexpr bool rows_are_pieces = WHOLE_PIECES; // else the last piece of a row is short
+constexpr bool all_are_chunks = WHOLE_CHUNKS;  // else of the last pieces there are fewer
 constexpr int resident = sizeof(Offset) > 4 ? 2 : 3;
 static_assert(piece_taps % taps_at_once == 0, "words of taps are whole");
 

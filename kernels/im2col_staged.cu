@@ -30,11 +30,12 @@ constexpr int reach = REACH; // pixels under the taps of a piece
 constexpr bool apart = APART, skewed = SKEWED;
 constexpr int slots = pieces * turns * taps; // of taps, not all of which need exist
 
-constexpr int stored = sizeof(Scalar) < 4 ? 4 / int(sizeof(Scalar)) : 1; // elements that a lane stores as a word
-constexpr int lane_words = run / (32 * stored) < 4 ? run / (32 * stored) : 4; // of a share
-constexpr int share = lane_words * 32 * stored, shares = run / share;         // elements; shares of a run
+constexpr int stored =
+    sizeof(Scalar) < 4 ? 4 / int(sizeof(Scalar)) : 1; // elements that a lane stores as a word
+constexpr int lane_words = run / (32 * stored) < 4 ? run / (32 * stored) : 4;  // of a share
+constexpr int share = lane_words * 32 * stored, shares = run / share;          // elements; shares of a run
 constexpr int line = 128 / int(sizeof(Scalar)), skipped = skewed ? stored : 0; // elements, behind each line
-constexpr int word_step = stored * step * (line + skipped) * 32 / line;        // from a lane's word to its next
+constexpr int word_step = stored * step * (line + skipped) * 32 / line; // from a lane's word to its next
 constexpr bool rows_begin_anew = !apart || turns > 1; // with pixels behind the last block of the row before
 static_assert(run % share == 0, "shares are whole");
 static_assert(!apart || step >= lead + reach, "blocks that are apart share no pixel");
@@ -44,7 +45,7 @@ constexpr int loads = ((sizeof(Scalar) * loaded > 8 ? 6 : 8) + pieces - 1) / pie
 constexpr int resident_threads = sizeof(Offset) > 4 ? 512 : sizeof(Scalar) < 4 ? 768 : 1024; // for registers
 
 struct Parameters : Runs {
-    Divisor row_words;   // that a row of blocks has; where these are apart, blocks, with those of further turns
+    Divisor row_words; // that a row of blocks has; where these are apart, blocks, with those of further turns
     Divisor turned_rows; // rows of taps along the second last axis, with those that ROW_TURNS adds
 };
 
@@ -138,8 +139,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
     Offset first_row = begin;
     const Offset in_row = row_blocks.split(first_row), row_begin = begin - in_row;
     const Offset before = apart ? in_row : (in_row * step + lead) / loaded;
-    const int start = apart ? lead : int(in_row * step + lead - before * loaded); // of the first block's first tap
-    const int row_extra = apart ? (turns - 1) * step : int(p.row_words.divisor * loaded - row_blocks.divisor * step);
+    const int start =
+        apart ? lead : int(in_row * step + lead - before * loaded); // of the first block's first tap
+    const int row_extra =
+        apart ? (turns - 1) * step : int(p.row_words.divisor * loaded - row_blocks.divisor * step);
     const int row_step = row_extra + row_extra / line * skipped;
     const int blocks = int(end - begin), more_rows = int(row_blocks.quotient(end - 1 - row_begin));
     const int words =
@@ -165,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
                 const int in_block = apart ? word % block_words * loaded : 0;
                 places[i] = apart ? word / block_words * step + in_block : skew(word * loaded);
                 Offset row = (apart ? word / block_words : word) + before;
-                const Offset pixel = p.row_words.split(row) * (apart ? p.stride[last_axis] : loaded) + in_block +
-                                     first_tap * p.dilation[last_axis] - p.pad[last_axis] - lead;
+                const Offset pixel = p.row_words.split(row) * (apart ? p.stride[last_axis] : loaded) +
+                                     in_block + first_tap * p.dilation[last_axis] - p.pad[last_axis] - lead;
                 const bool in_image = word < words && within(pixel, p.size[last_axis]);
                 row += first_row;
                 Offset origins[spatial_rank]; // of these blocks, along the axes but the last
@@ -201,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
                                 to[k] = pixels[i][piece][k];
                         } else {
                             constexpr int bytes = loaded * sizeof(Scalar);
-                            *reinterpret_cast<AliasedWord<bytes>*>(to) = bit_cast<Word<bytes>>(pixels[i][piece]);
+                            *reinterpret_cast<AliasedWord<bytes>*>(to) =
+                                bit_cast<Word<bytes>>(pixels[i][piece]);
                         }
                     }
         };
@@ -240,11 +244,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
             const int ahead = int(unsigned(past + int(offset)) % sector); // of the run's number
             const Offset share_begin = first - ahead + part % shares * share;
             const Offset block = share_begin + thread % 32 * stored;
-            const int in_piece = start + slot % taps * int(p.dilation[last_axis]) + (turns > 1 ? turn * step : 0);
+            const int in_piece =
+                start + slot % taps * int(p.dilation[last_axis]) + (turns > 1 ? turn * step : 0);
             const Scalar* from[stored];
 #pragma unroll
             for (int k = 0; k < stored; ++k)
-                from[k] = staged[pieces > 1 ? turn : 0].pixels + skew(int(block + k - begin) * step + in_piece);
+                from[k] =
+                    staged[pieces > 1 ? turn : 0].pixels + skew(int(block + k - begin) * step + in_piece);
             Scalar* to = columns + (offset + block);
             keep(to);
             const Weight weight = weights[windowed ? slot : 0];
