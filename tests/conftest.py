@@ -80,9 +80,11 @@ def pytest_collection_modifyitems(config, items):
     everything, numbers, kept, dropped = many or config.getoption("--all"), Counter(), [], []
     for item in items:
         some = item.get_closest_marker("some")
-        numbers[item.function if some else None] += 1
-        step = some.kwargs.get("all", 1) if some and everything else some.args[0] if some else 1
-        left = (numbers[item.function] - 1) % (1 if many else step)
+        left = False
+        if some:
+            numbers[item.function] += 1
+            step = 1 if many else some.kwargs.get("all", 1) if everything else some.args[0]
+            left = (numbers[item.function] - 1) % step > 0
         left = left or (item.get_closest_marker("all") and not everything)
         if left or (item.get_closest_marker("many") and not many):
             dropped.append(item)
