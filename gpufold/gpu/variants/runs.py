@@ -197,6 +197,10 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
 # What both are planned by
 
 
+REASONS = {"runs": "taps it stores in whole sectors", "staged": "pixels it brings to shared memory"}
+"""What a thread block does with its blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Runs:
     """How thread blocks share out blocks and taps."""
@@ -254,7 +258,7 @@ def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: di
         found.operation,
         variant,
         LaunchShape(items, 1, share.threads, blocks, 1, bits, shared, -(-chunks // of_row)),
-        f"each thread block takes {share.blocks} blocks of a plane, whose taps it stores in whole sectors",
+        f"each thread block takes {share.blocks} blocks of a plane, whose {REASONS[variant]}",
         {
             **(found.element_types or word_types(moves.itemsize)),
             "SPATIAL_RANK": len(axes),
