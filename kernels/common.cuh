@@ -239,8 +239,8 @@ inline Word<bytes> load_word_if(const void* address, bool guard, Word<bytes> oth
 }
 #else
 template <int bytes> using AliasedWord = Word<bytes>;
-// What a load brings to the L2 cache with its own sectors: where the threads of a kernel read lines whole, it
-// defines the rest of the line here, which an H100 then reads up to a tenth faster.
+// What a load brings to the L2 cache with its own sectors. A kernel whose threads read lines whole defines the
+// rest of the line: an H100 was faster then, and slower where lines are read in part.
 #ifndef L2_FETCH
 #define L2_FETCH ""
 #endif

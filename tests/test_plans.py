@@ -347,6 +347,7 @@ DEFINES = [
     row((WORDS, [4, 4, 0, 128]), packed, (2, 3, 8, 64), (7, 7)),
     row((WORDS, [2, 2, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float16"),
     row((WORDS, [1, 4, 0, 256]), packed, (2, 3, 8, 64), (5, 5), dtype="float32", strides=4),
+    *(row(("OFFSET", ["int"]), im2col, (1, 1, 40_000_000), (8,), variant) for variant in ("runs", "staged")),
     row((LINES, [8, 4, 4, 1, 1]), taps, 1),
     row((LINES, [8, 8, 8, 1, 5]), taps, 1, "uint8"),
     row((LINES, [8, 4, 4, 3, 3]), taps, 2),

@@ -16,7 +16,6 @@ from gpufold.gpu.variants.moves import (
     SECTOR_BYTES,
     Moves,
     chunk_size,
-    word_elements,
     word_types,
 )
 from gpufold.gpu.variants.unfold import Unfold
@@ -51,6 +50,7 @@ def runs(found: Unfold, device: Device) -> Plan:
 
 
 WEIGHT_BYTES = {"float": 4, "double": 8}
+"""Of a weight, by its type in a kernel."""
 
 STAGED_THREADS, NARROW_THREADS = 256, 128
 """Of a thread block of `staged`, and of one that moves elements of fewer than 4 bytes. All numbers of `staged` are what
@@ -157,14 +157,11 @@ def _staged(moves: Moves) -> _Staged:
 
 def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
     """Lay a run of so many blocks out; whether there is room for it is the caller's question."""
-    *outer, last = moves.axes
+    last = moves.axes[-1]
     bank, line = max(1, 4 // moves.itemsize), LINE_BYTES // moves.itemsize  # elements
     count = run + _sector(moves) - 1
     rows = (count - 2) // next(least for least in ROW_BLOCKS if least <= last.blocks) + 2  # of these blocks, at most
-    multiples = [last.size, *(axis.pixel_step for axis in outer)]
-    multiples += [moves.array_plane_step] if moves.planes > 1 else []
-    multiples += [moves.array_batch_step] if moves.batch > 1 else []
-    word = word_elements(moves.itemsize, moves.alignment, multiples) if last.pixel_step == 1 else 1
+    word = unfold.pixels_at_once(moves)
     taps, turns, skewed = last.kernel, 1, not apart and last.stride % (2 * bank) == 0
     if apart and taps > (most := min(ROW_TAPS, APART_BYTES // moves.itemsize)):
         turns = -(-taps // last.stride) if last.dilation == 1 else 1
@@ -247,7 +244,7 @@ def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: di
         found.operation,
         items,
         plane_blocks + 2 * share.blocks,
-        4 * max(axis.reach for axis in axes) + axes[-1].blocks * (share.taps + LINE_BYTES),
+        4 * max(axis.reach for axis in axes) + LINE_BYTES,
         sum(axis.reach * abs(axis.pixel_step) for axis in axes),
         (moves.taps + 2 * share.pieces * share.taps) * (1 + abs(moves.tap_step)) + plane_blocks,
     )
