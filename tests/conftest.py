@@ -160,6 +160,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)
+        monkeypatch.setattr(arithmetic, "LONG_LOOP", 3)
         monkeypatch.setattr(elements, "MANY_HALVES", 1)
 
 

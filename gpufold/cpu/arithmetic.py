@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gpufold.elements import is_narrow, widened
+from gpufold.geometry import Size
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_LOOP, SHORT_AXIS = 512, 1 << 14, 4, 8, 16
+LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_AXIS = 512, 1 << 14, 4, 16
 """Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; columns
-that are copied one by one, where rows cannot; elements of a copy's inner loop from which on another, longer one is no
-sooner; and elements of an axis up to which it makes no inner loop."""
+that are copied one by one, where rows cannot; and elements of an axis up to which it makes no inner loop."""
+
+SHORT_LOOP, LONG_LOOP, NEAR_BYTES = 8, 32, 1 << 16
+"""Elements of an inner loop of a copy up to which a longer one is sooner, and of that one at least; and bytes that it
+writes across at most, for it comes by these lines of the cache again."""
+
+BUFFER_BYTES = 1 << 12
+"""Of a buffer of a ufunc."""
 
 PRODUCTS = 1 << 17
 """Elements that are weighed before they are added: few enough for the cache of a core."""
+
+
+def shorten_buffers(elements: Array) -> None:
+    """Have ufuncs read and write rows of many elements where they lie, until `numpy.errstate`, which is entered, ends.
+
+    NumPy copies rows to buffers where several have room in one, which takes longer than a loop for each unless rows are
+    short. Where arrays differ in what lies side by side, and in reductions, buffers are the faster.
+    """
+    if elements.size > MANY_ELEMENTS:
+        np.setbufsize(max(16, BUFFER_BYTES // elements.itemsize // 16 * 16))  # of sixteens of elements
 
 
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
@@ -79,27 +97,31 @@ def copy_rows(elements: Array, copy: Array) -> None:
             for column in range(elements.shape[-1]):  # along which NumPy's inner loop would be
                 copy[..., column] = elements[..., column]
             return
-        row, other = _inner_loop(copy, elements), _inner_loop(elements, copy)
-        if moves and size in (1, 2, 4, 8) and row < SHORT_LOOP and 2 * row <= other:
-            order, word = sorted(range(elements.ndim), key=lambda axis: -abs(strides[axis])), f"u{size}"
-            # where arrays differ in what lies side by side, a ufunc's inner loop is along the last axis, not a row
-            np.positive(elements.transpose(order).view(word), copy.transpose(order).view(word))
+        order = _order_of_copy(elements.shape, strides, copy_strides) if moves and size in (1, 2, 4, 8) else None
+        if order is not None:
+            # where arrays differ in what lies side by side, a ufunc's inner loop is along the last axis
+            np.positive(elements.transpose(order).view(f"u{size}"), copy.transpose(order).view(f"u{size}"))
             return
     copy[...] = elements
 
 
-def _inner_loop(array: Array, other: Array) -> int:
+@lru_cache(maxsize=256)
+def _order_of_copy(shape: Size, strides: Size, copy_strides: Size) -> Size | None:
+    """Return the axes in the order of what is copied, where rows of the copy, along which NumPy goes, are shorter."""
+    if _inner_loop(shape, copy_strides, strides) >= SHORT_LOOP or _inner_loop(shape, strides, copy_strides) < LONG_LOOP:
+        return None
+    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
+    return tuple(order) if shape[order[-1]] * abs(copy_strides[order[-1]]) <= NEAR_BYTES else None
+
+
+def _inner_loop(shape: Size, strides: Size, others: Size) -> int:
     """Count the elements of NumPy's inner loop over two arrays, in the order of the first."""
-    steps = sorted(
-        (abs(step), abs(other_step), extent)
-        for step, other_step, extent in zip(array.strides, other.strides, array.shape, strict=True)
-        if extent > 1
-    )
+    steps = sorted((abs(step), abs(other), n) for step, other, n in zip(strides, others, shape, strict=True) if n > 1)
     count, follow = 1, steps[0][:2]
-    for step, other_step, extent in steps:
-        if (step, other_step) != follow:
+    for step, other, extent in steps:
+        if (step, other) != follow:
             break
-        count, follow = count * extent, (step * extent, other_step * extent)
+        count, follow = count * extent, (step * extent, other * extent)
     return count
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, spread
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
 from gpufold.keeping import kept
@@ -121,7 +121,10 @@ def _narrow(part: slice) -> slice | int:
 
 def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False) -> None:
     """Add, or move, columns into an image, every element of which is written."""
-    way = cell_way(axes, not move and taps_are_closest(columns, axes))
+    rows_of_taps = not move and taps_are_closest(columns, axes)
+    if rows_of_taps and len(axes) > 1:  # of a single axis the cells follow one another
+        shorten_buffers(columns)
+    way = cell_way(axes, rows_of_taps)
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
     if not way.once:

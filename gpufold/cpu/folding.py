@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, spread
+from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
 from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells, unfold_taps
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, are_long, fold_runs
@@ -100,6 +100,8 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
+        if weights is not None:
+            shorten_buffers(columns)
         steps, outside = plan_of(axes).operations, _taps_outside(axes)
         large = columns.size > tiles.SMALL_ELEMENTS and not columns.dtype.hasobject  # of which NumPy makes no such view
         one_view = not outside and steps >= MANY_OPERATIONS and not columns.dtype.hasobject
@@ -149,7 +151,7 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     arrays = [array.transpose(order) for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
     cut, fewest = max((0, 1, *range(1 + rank, columns.ndim - 1)), key=lambda number: arrays[0].shape[number]), 1
-    if tiles.channels_are_last(image, 2):
+    if tiles.channels_are_last(image, 2) and columns.size <= OVERLAP * image.size:  # else lines of it are read again
         cut, fewest = 1 + rank, 4 * columns.nbytes // tiles.CACHE_BYTES
 
     def on(threads: int) -> None:

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, multiply
+from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, multiply, shorten_buffers
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry, Size
@@ -55,6 +55,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     rank = positions.shape[1]
     if len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
         with np.errstate(all="ignore"):
+            shorten_buffers(blocks)
             factors = None if weights is None else np.broadcast_to(weights, blocks.shape)
             _add_slices(array, blocks, factors, [[number] for number in range(len(blocks))], positions)
         return
@@ -81,6 +82,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts], threads)
 
     with np.errstate(all="ignore"):
+        shorten_buffers(blocks)
         on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
@@ -135,8 +137,6 @@ def _add_slices(total: Array, blocks: Array, weights: Array | None, numbers: lis
     rank = first.shape[1]
     met = _placed(first, blocks.shape[-rank:], total.shape[-rank:])
     pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
-    if total.dtype.kind == "c" and blocks.shape[-1] >= 128:
-        np.setbufsize(16)  # the least, until errstate ends: NumPy copies complex rows into buffers that are larger
     add_pairs(total, blocks, weights, pairs)
 
 
@@ -212,6 +212,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts], threads)
 
     with np.errstate(all="ignore"):
+        shorten_buffers(blocks)
         on_threads((take, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
@@ -71,6 +71,7 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
         most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns, axes) else copied
         fits = copied * image.itemsize <= COPIED_BYTES and copied <= most
         return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
+    shorten_buffers(columns)
     *outer, last = axes
     parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
     cells = last._replace(size=last.blocks * last.stride, pad_begin=0, pad_end=last.dilated_kernel - last.stride)

@@ -52,10 +52,10 @@ def for_each_tile(
 
 
 def channels_are_last(array: Array, first: int) -> bool:
-    """Return whether channels, lines of the cache of them, lie closer in memory than all axes from the first on."""
+    """Return whether several channels share a line of the cache, and lie closer than all axes from the first on."""
     channels, step = array.shape[1], abs(array.strides[1])
     others = [abs(each) for each, extent in zip(array.strides[first:], array.shape[first:], strict=True) if extent > 1]
-    return channels * step >= LINE_BYTES and step < min(others, default=0)
+    return step < LINE_BYTES <= channels * step and step < min(others, default=0)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:

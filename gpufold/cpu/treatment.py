@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpufold.calls import PLAIN, Call, Fusion
-from gpufold.cpu.arithmetic import ALL, Array, divide
+from gpufold.cpu.arithmetic import ALL, Array, divide, shorten_buffers
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed
 from gpufold.elements import ELEMENT_TYPES, is_string
@@ -93,6 +93,7 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
     """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
     assert weights is not None
     with np.errstate(all="ignore"):
+        shorten_buffers(numerator)
         _divide(numerator, *_covered(weights[0]), result)
 
 
