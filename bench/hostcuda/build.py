@@ -56,9 +56,9 @@ RUNTIMES: dict[Runtime, tuple[list[str], list[str]]] = {
     "plain": (["scheduler.cpp"], ["-O2", "-shared"]),
     "observed": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED=1", "-shared"]),
     "machine": (["machine.cpp"], ["-O3", "-ffp-contract=off", "-frounding-math", *_vector_flags(), "-shared"]),
-    "sanitized": (["scheduler.cpp", "standalone.cpp"], ["-O1", "-gdwarf-4", *SANITIZERS, "-rdynamic", "-ldl"]),
+    "sanitized": (["scheduler.cpp"], ["-O1", "-gdwarf-4", *SANITIZERS, "-shared"]),
 }
-"""What runs the kernels of a build, a library or a program, or their machine code: its sources and flags."""
+"""The library that runs the kernels of a build, or their machine code: its sources and flags."""
 
 
 class BuildError(Exception):
@@ -186,13 +186,12 @@ def _precompiled_words(build: Build) -> Path:
 def build_kernel(source: Path, symbol: str, defines: Defines, build: Build) -> Path:
     """The kernel as a library, built from its unmodified source; headers beside the source are its own."""
     runtime = build_runtime(build)
-    linked = [] if build == "sanitized" else [f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
     command = [
         *[*KERNEL, *KERNEL_FLAGS[build], "-shared", "-nostdlib"],
         *["-include", str(_precompiled_words(build).with_suffix(""))],
         *[f"-D{name}={value}" for name, value in defines],
         *[f'-DHOSTCUDA_SOURCE="{source.name}"', f"-DHOSTCUDA_SYMBOL={symbol}"],
         *[f"-I{_here(source.parent)}", *_includes(), _here(HOST / "entry.cpp")],
-        *[*linked, "-lm", "-lc"],
+        *[f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lm", "-lc"],
     ]
     return _cached(".so", [HOST / "entry.cpp", source], command)
