@@ -905,10 +905,8 @@ def cupy():
 NOT_HERE = {
     "test_the_benchmark_sees_the_memory_of_both_allocators": "needs the pools of both libraries",
     "test_dask_chunks_on_the_gpu": "dask asks more of CuPy than is stood in for",
-    "through_torch": "needs a torch that is built for CUDA",
     "test_past_two_to_the_31": "needs many GB",
     "fills-the-device": "needs the speed of a GPU",
-    "test_repeated_calls_keep_their_memory": "needs the speed of a GPU",
 }
 """Parts of names of tests that say nothing here, and why."""
 
