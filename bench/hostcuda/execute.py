@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +89,33 @@ def run(
     seed: int = 0,
     kernels: Path = KERNELS,
 ) -> None:
-    """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises.
+    """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises."""
+    known = np.arange(plan.scratch_bytes) < plan.zeroed_bytes if plan.scratch_bytes else None
+    for step, arguments in launches_of(plan, input_array, output_array, window, positions, weight_out):
+        launch(
+            kernels / step.source,
+            step.symbol,
+            step.defines,
+            step.grid,
+            step.block,
+            arguments,
+            mode=mode,
+            seed=seed,
+            writes_once=not (step.is_prologue or step.atomic_output),
+            skips=step.partial_output,
+            known=known,
+        )
+
+
+def launches_of(
+    plan: Plan,
+    input_array: NDArray,
+    output_array: NDArray,
+    window: tuple[NDArray, ...] | None,
+    positions: NDArray | None,
+    weight_out: NDArray | None = None,
+) -> Iterator[tuple[Plan, tuple[Argument, ...]]]:
+    """Yield the launches of a plan, each with its arguments.
 
     The output starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
     """
@@ -102,27 +128,12 @@ def run(
         pointers = (*pointers, bytes(8) if window is None else window)
     if weight_out is not None:
         pointers = (*pointers, weight_out)
-    known = None
     if plan.scratch_bytes:
         scratch = scratch_of(plan)
-        known = np.arange(scratch.size) < plan.zeroed_bytes
         for step in plan.prologue:
-            what = kernels / step.source, step.symbol, step.defines, step.grid, step.block
-            launch(*what, (positions, scratch, step.parameters), mode=mode, seed=seed, known=known)
+            yield step, (positions, scratch, step.parameters)
         pointers = (*pointers, scratch)
-    launch(
-        kernels / plan.source,
-        plan.symbol,
-        plan.defines,
-        plan.grid,
-        plan.block,
-        (*pointers, plan.parameters),
-        mode=mode,
-        seed=seed,
-        writes_once=not plan.atomic_output,
-        skips=plan.partial_output,
-        known=known,
-    )
+    yield plan, (*pointers, plan.parameters)
 
 
 def scratch_of(plan: Plan) -> NDArray:
@@ -162,7 +173,7 @@ def _run_here(
     guard: Callable[[int, int], Any] | None = None,
 ) -> list[int]:
     """Run in this process, and bring the arrays back; return which arguments were there to be written."""
-    kernel, arguments = module.load(*files), [_prepared(argument) for argument in given]
+    kernel, arguments = module.load(*files), [prepared(argument) for argument in given]
     if len(arguments) != len(kernel.parameters):
         raise TypeError(f"the kernel takes {len(kernel.parameters)} arguments, given are {len(arguments)}")
     values, arrays, writes = [], [], {}
@@ -174,11 +185,11 @@ def _run_here(
         if isinstance(argument, Placed):
             values.append(argument.pointer)
         else:
-            data = _bytes_of(argument, parameter.size)
+            data = bytes_of(argument, parameter.size)
             if len(data) != parameter.size:
                 raise TypeError(f"argument {i} must have {parameter.size} bytes, given are {len(data)}")
             values.append(ctypes.create_string_buffer(data, len(data)))
-        for placed in _arrays_of(argument):
+        for placed in arrays_of(argument):
             writable = parameter.pointer == module.POINTER
             array = module.Array(placed.start, placed.start + placed.memory.size, i, writable, placed.pointer)
             if observed:
@@ -205,11 +216,7 @@ def _run_here(
     if known is not None and of_last is not None:
         known[...] = of_last.reshape(known.shape)
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
-        for placed in _arrays_of(argument):
-            if parameter.pointer == module.POINTER:
-                placed.copy_back(f"argument {i}")
-            else:
-                placed.check_unchanged(f"argument {i}")
+        bring_back(argument, i, parameter.pointer == module.POINTER)
     for i, counts in writes.items():
         missing = np.argwhere((counts == 0).any(axis=-1))
         if len(missing) and not skips:
@@ -290,21 +297,33 @@ def _laid(content: bytes, shape: tuple[int, ...], dtype: str, offset: int, strid
     return np.ndarray(shape, dtype, np.frombuffer(bytearray(content), np.uint8), offset, strides)
 
 
-def _prepared(argument: Argument) -> Prepared:
+def prepared(argument: Argument) -> Prepared:
+    """Put the arrays of an argument where a GPU would have them."""
     if isinstance(argument, tuple):
         return tuple(map(Placed, argument))
     return Placed(argument) if isinstance(argument, np.ndarray) else argument
 
 
-def _arrays_of(argument: Prepared) -> tuple[Placed, ...]:
+def bring_back(argument: Prepared, number: int, writable: bool) -> None:
+    """Bring the arrays of an argument back, or check that nothing was written to them."""
+    for placed in arrays_of(argument):
+        if writable:
+            placed.copy_back(f"argument {number}")
+        else:
+            placed.check_unchanged(f"argument {number}")
+
+
+def arrays_of(argument: Prepared) -> tuple[Placed, ...]:
+    """Return the arrays of an argument."""
     if isinstance(argument, tuple):
         return argument
     return (argument,) if isinstance(argument, Placed) else ()
 
 
-def _bytes_of(value: tuple[Placed, ...] | bytes | int | None, size: int) -> bytes:
-    if isinstance(value, tuple):
-        return b"".join(bytes(placed.pointer) for placed in value)
+def bytes_of(value: Prepared, size: int = 8) -> bytes:
+    """Return what a kernel is given for an argument: of arrays their addresses."""
+    if isinstance(value, tuple | Placed):
+        return b"".join(bytes(placed.pointer) for placed in arrays_of(value))
     number = value or 0
     return number if isinstance(number, bytes) else number.to_bytes(size, "little", signed=number < 0)
 

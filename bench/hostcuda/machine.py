@@ -26,8 +26,8 @@ from gpufold.gpu.variants.moves import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS, build_runtime
-from .execute import scratch_of
-from .memory import Fault, NDArray, Placed, poison
+from .execute import Argument, arrays_of, bring_back, bytes_of, launches_of, prepared
+from .memory import Fault, NDArray
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, ABSOLUTE, INVERTED = 1, 2, 4
@@ -679,12 +679,6 @@ def _constants(architecture: int, plan: Plan, arguments: bytes, kernels: Path) -
     return bytes(bank) + cubin.section(plan, f".nv.constant2.{plan.symbol}", architecture, kernels)
 
 
-def architecture_of(device: Device) -> int:
-    """Return the architecture that machine code is made for, 90 for compute capability 9.0."""
-    major, minor = device.compute_capability
-    return 10 * major + minor
-
-
 def work(
     plan: Plan,
     input_array: NDArray,
@@ -696,56 +690,29 @@ def work(
     kernels: Path = KERNELS,
 ) -> Work:
     """Execute a plan's machine code for a device, and count; arrays become what a GPU would make of them."""
-    arrays = input_array, output_array, window, positions
-    scratch = scratch_of(plan) if plan.scratch_bytes else None
     done = [
-        _run(step, *arrays, scratch=scratch, architecture=architecture_of(device), kernels=kernels)
-        for step in (*plan.prologue, plan)
+        _run(step, arguments, cubin.architecture_of(device), kernels)
+        for step, arguments in launches_of(plan, input_array, output_array, window, positions)
     ]
     return replace(done[-1], prologue=tuple(done[:-1]))
 
 
-def _run(
-    plan: Plan,
-    input_array: NDArray,
-    output_array: NDArray,
-    window: tuple[NDArray, ...] | None,
-    positions: NDArray | None,
-    *,
-    scratch: NDArray | None,
-    architecture: int,
-    kernels: Path,
-) -> Work:
-    """Execute a plan's machine code for an architecture; arrays become what a GPU would make of them.
-
-    One launch is executed: those before it are plans of their own, which share scratch memory with it.
-    """
+def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels: Path) -> Work:
+    """Execute one launch: those before it are plans of their own, which share scratch memory with it."""
     code = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
     figures = cubin.figures(plan, architecture, kernels)
     shared_bytes = figures.shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
-    if not plan.reads_output:
-        output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
-    weights = tuple(map(Placed, window or ()))
-    data, result = Placed(input_array), Placed(output_array)
-    places, lists = (None if array is None else Placed(array) for array in (positions, scratch))
-    constant = [placed for placed in (data, places, *weights) if placed is not None]
-    written = [placed for placed in (result, lists) if placed is not None]
-    taken = (places, lists) if plan.is_prologue else (data, result, places)
-    pointers = [placed.pointer.value or 0 for placed in taken if placed is not None]
-    if plan.takes_window and not plan.is_prologue:
-        pointers += [placed.pointer.value or 0 for placed in weights] or [0]
-    if lists is not None and not plan.is_prologue:
-        pointers.append(lists.pointer.value or 0)
-    arguments = struct.pack(f"{len(pointers)}Q", *pointers) + plan.parameters
-
-    def array(placed: Placed, writable: bool) -> _Array:
-        begin = placed.start + placed.front
-        return _Array(begin, begin + placed.span, writable, 0)
-
-    arrays = [array(placed, placed in written) for placed in (*written, *constant)]
+    given = [prepared(argument) for argument in arguments]
+    # An output comes second, after what is read, and scratch memory last.
+    written = {1, len(given) - 2} if plan.scratch_bytes else {1}
+    arrays = []
+    for number, argument in enumerate(given):
+        for placed in arrays_of(argument):
+            begin = placed.start + placed.front
+            arrays.append(_Array(begin, begin + placed.span, number in written, 0))
     counters, message = Counters(), ctypes.create_string_buffer(1024)
-    constants = np.frombuffer(_constants(architecture, plan, arguments, kernels), np.uint8)
+    constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, given)), kernels), np.uint8)
     what = _Launch(
         code,
         len(code),
@@ -763,8 +730,6 @@ def _run(
     _library().hostcuda_machine_launch(ctypes.byref(what))
     if message.value:
         raise Fault(f"{plan.symbol}, machine code for {architecture}: {message.value.decode()}")
-    for placed in written:
-        placed.copy_back("the output" if placed is result else "scratch memory")
-    for placed in constant:
-        placed.check_unchanged("an argument")
+    for number, argument in enumerate(given):
+        bring_back(argument, number, number in written)
     return Work(counters, figures)
