@@ -133,7 +133,7 @@ def _operations() -> dict[str, int]:
     return {name: number for number, name in enumerate(_library().hostcuda_machine_operations().decode().split())}
 
 
-SPECIAL = ("TID.X", "TID.Y", "TID.Z", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
+SPECIAL = ("TID.X", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
 
 COMPARISONS = {"LT": 1, "EQ": 2, "LE": 3, "GT": 4, "NE": 5, "GE": 6, "NUM": 7, "NAN": 8}
 """Of what holds: 1 less, 2 equal, 4 greater, 8 unordered."""
@@ -255,7 +255,7 @@ class _Reader:
             return self.made
         if name in CONTROL or name in ("RET", "BAR", "WARPSYNC"):
             self._control()
-        elif name in ("LDG", "LD", "LDS", "LDL", "STG", "ST", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG"):
+        elif name in ("LDG", "LDS", "LDL", "STG", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG"):
             self._memory()
         else:
             plain = name.removeprefix("U") if name.startswith("U") else name
@@ -311,7 +311,6 @@ class _Reader:
         self.put(base)
         self.put(self.source(uniform) if uniform else _Source())
         self.made.target = int(offset or "0", 0)
-        kind_of_value = 0
         if atomic:
             if not modifiers & {"ADD", "OR"}:
                 raise self.unknown()
@@ -471,13 +470,6 @@ class _Reader:
 
     _iabs = _popc = _flo = _brev = _unary
 
-    def _idp(self) -> None:
-        if self.modifiers != ["2A", "LO", "U16", "U8"]:
-            raise self.unknown()
-        self.operation("idp")
-        self.to_register()
-        self.take(3)
-
     def _prmt(self) -> None:
         self.operation("prmt")
         self.to_register()
@@ -517,7 +509,7 @@ class _Reader:
         self.made.uniform = self.base == "VOTEU"
         self.to_predicates(1)
         self.from_predicates()
-        self.mode(("ANY", "ALL", "EQ").index(self.modifiers[0]))
+        self.mode(("ANY", "ALL").index(self.modifiers[0]))
 
     _voteu = _vote
 
@@ -532,10 +524,9 @@ class _Reader:
         self.operation("i2f")
         self.to_register()
         self.take(1)
-        bits = 8 if self.has("U8", "S8") else 16 if self.has("U16", "S16") else 32
         rounding = next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-        self.mode(not self.has("U8", "U16", "U32"), rounding, bits, self.has("F64"))
-        if self.has("F16"):
+        self.mode(not self.has("U32"), rounding)
+        if self.has("F16", "F64", "U8", "S8", "U16", "S16"):
             raise self.unknown()
 
     _i2fp = _i2f
@@ -544,8 +535,7 @@ class _Reader:
         self.operation("f2i")
         self.to_register()
         self.take(1, real=True)
-        self.mode(not self.has("U32"))
-        if not self.has("TRUNC") or self.has("F64", "U64", "S64"):
+        if not self.has("TRUNC") or not self.has("U32"):
             raise self.unknown()
 
     def _fadd(self) -> None:
@@ -556,12 +546,6 @@ class _Reader:
         self.mode(self.has("FTZ"), rounding)
 
     _fmul = _ffma = _fadd
-
-    def _fmnmx(self) -> None:
-        self.operation("fmnmx")
-        self.to_register()
-        self.take(2, real=True)
-        self.from_predicates()
 
     def _mufu(self) -> None:
         self.operation("mufu")

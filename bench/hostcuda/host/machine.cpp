@@ -20,9 +20,9 @@
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
     X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
-    X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma) X(fmnmx)        \
+    X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
-    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync) X(idp)
+    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
 // clang-format on
 
 namespace hostcuda {
@@ -464,10 +464,28 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
     }
 }
 
+// Types of atomic operations, in the order of machine.py.
+enum AtomicType { kFloat, kInteger, kDouble };
+
+// What an atomic operation leaves in memory.
+uint64_t combined(const Instruction& what, uint64_t old, uint64_t value)
+{
+    switch (what.mode[2]) {
+    case kFloat:
+        return as_bits(as_float(uint32_t(old)) + as_float(uint32_t(value)));
+    case kDouble:
+        return as_bits(as_double(old) + as_double(value));
+    default:
+        return what.source[3].value ? old | value : old + value;
+    }
+}
+
+// Stores words, or combines them with what is there.
 void store(Warp& warp, const Instruction& what, uint32_t active)
 {
+    const bool is_atomic = Op(what.op) == Op::red;
     uint64_t addresses[kLanes];
-    find_addresses(warp, what, Kind::store, active, addresses);
+    find_addresses(warp, what, is_atomic ? Kind::atomic : Kind::store, active, addresses);
     const int size = what.mode[1];
     const uint32_t words = std::max(size / 4, 1);
     Words space[4];
@@ -477,66 +495,34 @@ void store(Warp& warp, const Instruction& what, uint32_t active)
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
         if (!(active >> lane & 1))
             continue;
-        uint32_t value[4];
+        uint32_t value[4] = {};
         for (uint32_t word = 0; word < words; ++word)
             value[word] = values[word][lane];
-        memcpy(locate(warp, what.mode[0], lane, addresses[lane], size, true), value, size);
-    }
-}
-
-// Types of atomic operations, in the order of machine.py.
-enum AtomicType { kFloat, kInteger, kDouble };
-
-void reduce(Warp& warp, const Instruction& what, uint32_t active)
-{
-    uint64_t addresses[kLanes];
-    find_addresses(warp, what, Kind::atomic, active, addresses);
-    const uint32_t size = what.mode[1];
-    Words low_space, high_space;
-    const uint32_t* const low = raw(warp, what.source[2], low_space);
-    const uint32_t* const high = size == 8 ? raw(warp, what.source[2], high_space, 1) : nullptr;
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
         char* const at = locate(warp, what.mode[0], lane, addresses[lane], size, true);
-        uint64_t old = 0;
-        memcpy(&old, at, size);
-        const uint64_t value = low[lane] | (high ? uint64_t(high[lane]) << 32 : 0);
-        uint64_t made = 0;
-        switch (what.mode[2]) {
-        case kFloat:
-            made = as_bits(as_float(uint32_t(old)) + as_float(uint32_t(value)));
-            break;
-        case kDouble:
-            made = as_bits(as_double(old) + as_double(value));
-            break;
-        default:
-            made = what.source[3].value ? old | value : old + value;
+        if (is_atomic) {
+            uint64_t old = 0;
+            memcpy(&old, at, size);
+            const uint64_t made = combined(what, old, uint64_t(value[1]) << 32 | value[0]);
+            memcpy(value, &made, sizeof made);
+            for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
+                warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
         }
-        memcpy(at, &made, size);
-        for (uint32_t word = 0; what.to != kZeroRegister && word < size / 4; ++word)
-            warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
+        memcpy(at, value, size);
     }
 }
 
 uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
 {
-    const uint32_t thread = warp.first_thread + lane;
-    const uint32_t* const extent = launch->block;
     switch (which) {
     case 0:
-        return thread % extent[0];
+        return warp.first_thread + lane; // kernels have blocks of one axis
     case 1:
-        return thread / extent[0] % extent[1];
     case 2:
-        return thread / extent[0] / extent[1];
     case 3:
+        return block[which - 1];
     case 4:
-    case 5:
-        return block[which - 3];
-    case 6:
         return lane;
-    case 7:
+    case 5:
         return (1u << lane) - 1;
     default:
         return 0;
@@ -828,12 +814,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return result;
         });
     }
-    case Op::idp: {
-        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
-        return each(warp, what, active, [=](uint32_t lane) {
-            return (a[lane] & 0xffff) * (b[lane] & 0xff) + (a[lane] >> 16) * (b[lane] >> 8 & 0xff) + c[lane];
-        });
-    }
     case Op::prmt: {
         const uint32_t *const a = integer(0), *const selector = integer(1), *const b = integer(2);
         return each(warp, what, active,
@@ -871,9 +851,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::vote: {
         const uint32_t for_it = given(0) & active;
         each(warp, what, active, [=](uint32_t) { return for_it; });
-        const bool holds = mode[0] == 0   ? for_it != 0
-                           : mode[0] == 1 ? for_it == active
-                                          : !for_it || for_it == active;
+        const bool holds = mode[0] == 0 ? for_it != 0 : for_it == active;
         return warp.set(what.to_predicate[0], holds ? kAll : 0, active);
     }
     case Op::shfl: {
@@ -897,17 +875,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::i2f: {
         const uint32_t* const a = integer(0);
-        const int bits = mode[2], part = what.source[0].part;
         const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
         const auto integer_of = [=](uint32_t lane) {
-            const uint32_t field = a[lane] >> part << (32 - bits);
-            const int64_t value =
-                is_signed ? int64_t(int32_t(field) >> (32 - bits)) : int64_t(field >> (32 - bits));
+            const int64_t value = is_signed ? int64_t(int32_t(a[lane])) : int64_t(a[lane]);
             return absolute && value < 0 ? -value : value;
         };
-        if (mode[3])
-            return each_pair(warp, what, active,
-                             [=](uint32_t lane) { return as_bits(double(integer_of(lane))); });
         const Rounding rounding(mode[1]);
         return each(warp, what, active, [=](uint32_t lane) {
             volatile float made = float(integer_of(lane));
@@ -916,11 +888,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::f2i: {
         const uint32_t* const a = real(0);
-        const bool is_signed = mode[0];
         return each(warp, what, active, [=](uint32_t lane) {
             const double value = std::trunc(double(as_float(a[lane])));
-            if (is_signed)
-                return uint32_t(int32_t(std::min(std::max(value, -2147483648.0), 2147483647.0)));
             return uint32_t(std::min(std::max(value, 0.0), 4294967295.0));
         });
     }
@@ -943,14 +912,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                                   : op == Op::fmul ? first * second
                                                    : std::fma(first, second, third);
             return as_bits(flushed(made, flush));
-        });
-    }
-    case Op::fmnmx: {
-        const uint32_t *const a = real(0), *const b = real(1);
-        const uint32_t least = given(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const float first = as_float(a[lane]), second = as_float(b[lane]);
-            return as_bits(least >> lane & 1 ? std::fmin(first, second) : std::fmax(first, second));
         });
     }
     case Op::mufu: {
@@ -1012,9 +973,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::ld:
         return load(warp, what, active);
     case Op::st:
-        return store(warp, what, active);
     case Op::red:
-        return reduce(warp, what, active);
+        return store(warp, what, active);
     case Op::ldc: {
         const uint32_t* const index = integer(1);
         const int size = mode[1];
@@ -1023,10 +983,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             for (uint32_t lane = 0; lane < kLanes; ++lane) {
                 if (!(active >> lane & 1))
                     continue;
-                const uint32_t place = what.source[0].value + index[lane] + 4 * word;
-                result[lane] = constant(place & ~3u) >> (8 * (place & 3));
-                if (size < 4)
-                    result[lane] &= (1u << (8 * size)) - 1;
+                result[lane] = constant(what.source[0].value + index[lane] + 4 * word);
             }
             put(warp, what, result, active, word);
         }
