@@ -118,18 +118,17 @@ def with_includes(source: Path, folders: tuple[Path, ...], known: dict[Path, byt
                 break
 
 
-def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
-    """Make something, unless it is kept on disk for what it is made of."""
-    key = hashlib.sha256()
+def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[Path], object], command: str = "") -> Path:
+    """Return the file that is kept for what it is made of; where there is none, let a function make it."""
+    key = hashlib.sha256(command.encode())
     for part in made_of:
         key.update(hashlib.sha256(part).digest())
     result = cache_folder() / f"{key.hexdigest()[:32]}{suffix}"
-    if result.exists():
-        return result.read_bytes()
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        (Path(folder) / result.name).write_bytes(made := make())
-        (Path(folder) / result.name).replace(result)  # atomic: two processes may make the same
-    return made
+    if not result.exists():
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+            make(made := Path(folder) / result.name)
+            made.replace(result)  # atomic: two processes may make the same
+    return result
 
 
 def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
@@ -140,19 +139,13 @@ def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
     known: dict[Path, bytes] = {}
     for source in sources:
         with_includes(source, (HOST,), known)
-    key = hashlib.sha256("\0".join([_compiler(), str(cuda_headers()), *command]).encode())
-    for content in known.values():
-        key.update(hashlib.sha256(content).digest())
-    result = cache_folder() / f"{key.hexdigest()[:32]}{suffix}"
-    if result.exists():
-        return result
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        made = Path(folder) / result.name
+
+    def make(made: Path) -> None:
         done = subprocess.run([*command, "-o", str(made)], cwd=CHECKOUT, capture_output=True, text=True)
         if done.returncode:
             raise BuildError(f"{' '.join(command)}\n{done.stderr}")
-        made.replace(result)  # atomic: two processes may build the same
-    return result
+
+    return keep(suffix, known.values(), make, "\0".join([_compiler(), str(cuda_headers()), *command]))
 
 
 def _here(path: Path) -> str:

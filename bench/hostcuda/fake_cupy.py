@@ -629,20 +629,8 @@ class RandomNumbers:
         return asarray(self._host.integers(low, high, size, dtype, endpoint))
 
 
-def arange(stop):
-    return asarray(np.arange(stop))
-
-
-def moveaxis(a, source, destination):
-    return a._view(lambda like: np.moveaxis(like, source, destination))
-
-
-def pad(array, pad_width):
-    return _combine(lambda got: np.pad(got, pad_width), array)
-
-
-def sliding_window_view(x, window_shape, axis=None):
-    return x._view(lambda like: np.lib.stride_tricks.sliding_window_view(like, window_shape, axis))
+def _viewed(function, array, *arguments, **options):
+    return array._view(lambda like: function(like, *arguments, **options))
 
 
 def _add_at(array, indices, values):
@@ -711,10 +699,6 @@ def from_dlpack(array):
     device = array.__dlpack_device__()[1]
     memory = UnownedMemory(array.data.ptr, array.nbytes, array, device)
     return ndarray(array.shape, array.dtype, MemoryPointer(memory, 0), array.strides)
-
-
-def broadcast_to(array, shape):
-    return array._view(lambda like: np.broadcast_to(like, shape))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -882,15 +866,18 @@ def cupy():
         using_allocator=using_allocator,
     )
     result = ModuleType("cupy", __doc__)
-    made = arange, asarray, ascontiguousarray, empty, empty_like, from_dlpack, ones, pad, zeros, zeros_like
-    for each in (*made, asnumpy, broadcast_to, copyto, moveaxis, ndarray, RawKernel):
+    made = asarray, ascontiguousarray, empty, empty_like, from_dlpack, ones, zeros, zeros_like
+    for each in (*made, asnumpy, copyto, ndarray, RawKernel):
         setattr(result, each.__name__, each)
-    for name in ("copysign", "count_nonzero", "minimum", "rint", "sign", "where"):
+    for name in ("arange", "copysign", "count_nonzero", "minimum", "pad", "rint", "sign", "where"):
         setattr(result, name, partial(_combine, getattr(np, name)))
+    for name in ("broadcast_to", "moveaxis"):
+        setattr(result, name, partial(_viewed, getattr(np, name)))
     result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
     result.add = SimpleNamespace(at=_add_at)
     result.random = SimpleNamespace(default_rng=RandomNumbers)
-    result.lib = SimpleNamespace(stride_tricks=SimpleNamespace(sliding_window_view=sliding_window_view))
+    of_windows = partial(_viewed, np.lib.stride_tricks.sliding_window_view)
+    result.lib = SimpleNamespace(stride_tricks=SimpleNamespace(sliding_window_view=of_windows))
     result.cuda, result.get_default_memory_pool, result.float32 = cuda, lambda: _default_pool, np.float32
     result.get_default_pinned_memory_pool = result.get_default_memory_pool
     result.__version__ = "14.2.0, a stand-in"

@@ -616,25 +616,29 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return each(warp, what, active, [&](uint32_t lane) { return uint32_t(sums[lane] >> 32); });
         return each_pair(warp, what, active, [&](uint32_t lane) { return sums[lane]; });
     }
-    case Op::iadd3: {
-        // What is subtracted is added inverted, and one more, so that the carry says whether nothing was
-        // borrowed.
+    case Op::iadd3:
+    case Op::lea: {
+        // What is subtracted is added inverted, after a shift, and one more, so that the carry says whether
+        // nothing was borrowed.
+        const bool shifts = Op(what.op) == Op::lea, carries = !shifts && mode[0];
         const uint32_t* words[3];
+        uint32_t inverted[3];
         uint64_t ones = 0;
         for (int i = 0; i < 3; ++i) {
-            Source source = what.source[i];
-            if (source.flags & kNegative) {
-                source.flags = kInverted;
-                ones += 1;
-            }
-            words[i] = integers(warp, source, space[i]);
+            const Source& source = what.source[i];
+            words[i] = raw(warp, source, space[i]);
+            inverted[i] = source.flags & (kNegative | kInverted) ? kAll : 0;
+            ones += (source.flags & kNegative) != 0;
         }
-        const uint32_t first = mode[0] ? given(0) : 0, second = mode[0] ? given(1) : 0;
+        const uint32_t first = carries ? given(0) : 0, second = carries ? given(1) : 0;
+        const int shift = shifts ? mode[0] : 0;
         Words result;
         uint32_t once = 0, twice = 0;
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            const uint64_t sum = uint64_t(words[0][lane]) + words[1][lane] + words[2][lane] + ones +
-                                 (first >> lane & 1) + (second >> lane & 1);
+            uint64_t sum = ones + (first >> lane & 1) + (second >> lane & 1);
+            sum += (words[0][lane] << shift) ^ inverted[0];
+            sum += words[1][lane] ^ inverted[1];
+            sum += words[2][lane] ^ inverted[2];
             result[lane] = uint32_t(sum);
             once |= uint32_t(sum >> 32 >= 1) << lane;
             twice |= uint32_t(sum >> 32 >= 2) << lane;
@@ -646,30 +650,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::iadd_wide: {
         const Pairs a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
         return each_pair(warp, what, active, [&](uint32_t lane) { return a[lane] + b[lane] + c[lane]; });
-    }
-    case Op::lea: {
-        Source shifted = what.source[0], source = what.source[1];
-        const bool inverts = shifted.flags & kNegative; // as of iadd3, after the shift
-        if (inverts)
-            shifted.flags = 0;
-        uint32_t one = inverts ? 1 : 0;
-        if (source.flags & kNegative) {
-            source.flags = kInverted;
-            one += 1;
-        }
-        const uint32_t *const a = integers(warp, shifted, space[0]), *const b =
-                                                                         integers(warp, source, space[1]);
-        const int shift = mode[0];
-        Words result;
-        uint32_t carry = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            const uint32_t word = inverts ? ~(a[lane] << shift) : a[lane] << shift;
-            const uint64_t sum = uint64_t(word) + b[lane] + one;
-            result[lane] = uint32_t(sum);
-            carry |= uint32_t(sum >> 32) << lane;
-        }
-        put(warp, what, result, active);
-        return warp.set(what.to_predicate[0], carry, active);
     }
     case Op::lea_hi: {
         const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
