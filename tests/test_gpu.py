@@ -266,26 +266,19 @@ def check_row(cupy, row, number):
                 compare(call, before, what, variant, laid, wanted, where)
 
 
+def name_of(row):
+    """Name rows that are small, yet run every kernel, for compute-sanitizer, which slows each many times."""
+    is_small = row.variant or row.case in (*SPACE_CASES, *BLOCKS_CASES, *SHORT_CASES, *AVERAGE_CASES)
+    return f"{row}-sanitize" if is_small else str(row)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [*range(3), *(pytest.param(n, marks=pytest.mark.many) for n in range(3, 20))])
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_every_variant_is_the_numpy_path(cupy, row, number):
-    check_row(cupy, row, number)
-
-
-SMALL_ROWS = [
-    row for row in ROWS if row.variant or row.case in (*SPACE_CASES, *BLOCKS_CASES, *SHORT_CASES, *AVERAGE_CASES)
-]
-"""Small, yet they run every kernel: compute-sanitizer slows each many times."""
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("row", SMALL_ROWS, ids=str)
-def test_sanitize_every_variant(cupy, row):
     """Arrays are allocated one by one, for in a memory pool's blocks an access past the end goes unseen."""
     with cupy.cuda.using_allocator(None):
-        for number in range(2):
-            check_row(cupy, row, number)
+        check_row(cupy, row, number)
 
 
 LARGE_CASES = (
