@@ -323,13 +323,19 @@ class _Reader:
             self.put(_Source(value="OR" in modifiers))
         self.operands = []
 
+    def _plain(self, operation: str, count: int, *mode: int, real: bool = False, double: bool = False) -> None:
+        """Read where to, so many sources, and predicates."""
+        self.operation(operation)
+        self.to_register()
+        self.take(count, real=real, double=double)
+        self.from_predicates()
+        self.mode(*mode)
+
     def _mov(self) -> None:
         if self.has("64"):
             return self._wide("iadd_wide", 1)
-        self.operation("mov")
-        self.to_register()
-        self.take(1)
-        self.operands = []  # the mask of lanes' bytes, always all
+        self.operands = self.operands[:2]  # behind them is the mask of lanes' bytes, always all
+        self._plain("mov", 1)
 
     def _imad(self) -> None:
         wide, high = self.has("WIDE"), self.has("HI")
@@ -368,9 +374,7 @@ class _Reader:
         self.mode(self.has("X"))
 
     def _viadd(self) -> None:
-        self.operation("iadd3")
-        self.to_register()
-        self.take(2)
+        self._plain("iadd3", 2)
         self.put(_Source())
         self.no_carry()
 
@@ -407,10 +411,7 @@ class _Reader:
         self.mode(self.number(), self.number())
 
     def _shf(self) -> None:
-        self.operation("shf")
-        self.to_register()
-        self.take(3)
-        self.mode(self.has("R"), self.has("S32", "S64"), self.has("HI"), self.has("W"))
+        self._plain("shf", 3, self.has("R"), self.has("S32", "S64"), self.has("HI"), self.has("W"))
 
     def _setp(self, operation: str, compare: int, signed: bool, flush: bool) -> None:
         self.operation(operation)
@@ -439,10 +440,8 @@ class _Reader:
     def _sel(self) -> None:
         if self.has("64"):
             return self._wide("sel_wide", 2)
-        self.operation("fsel" if self.base == "FSEL" else "sel")
-        self.to_register()
-        self.take(2, real=self.base == "FSEL")
-        self.from_predicates()
+        is_real = self.base == "FSEL"
+        self._plain("fsel" if is_real else "sel", 2, real=is_real)
 
     _fsel = _sel
 
@@ -461,19 +460,14 @@ class _Reader:
     _vimnmx = _viaddmnmx = _imnmx
 
     def _unary(self) -> None:
-        self.operation(self.base.removeprefix("U").lower())
-        self.to_register()
-        self.take(1)
-        self.mode(self.has("SH"))
         if self.base == "FLO" and not self.has("U32"):
             raise self.unknown()
+        self._plain(self.base.removeprefix("U").lower(), 1, self.has("SH"))
 
     _iabs = _popc = _flo = _brev = _unary
 
     def _prmt(self) -> None:
-        self.operation("prmt")
-        self.to_register()
-        self.take(3)
+        self._plain("prmt", 3)
 
     def _p2r(self) -> None:
         self.operation("p2r")
@@ -520,40 +514,31 @@ class _Reader:
         self.take(3)
         self.mode(("IDX", "UP", "DOWN", "BFLY").index(self.modifiers[0]))
 
+    def _rounding(self) -> int:
+        return next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
+
     def _i2f(self) -> None:
-        self.operation("i2f")
-        self.to_register()
-        self.take(1)
-        rounding = next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-        self.mode(not self.has("U32"), rounding)
         if self.has("F16", "F64", "U8", "S8", "U16", "S16"):
             raise self.unknown()
+        self._plain("i2f", 1, not self.has("U32"), self._rounding())
 
     _i2fp = _i2f
 
     def _f2i(self) -> None:
-        self.operation("f2i")
-        self.to_register()
-        self.take(1, real=True)
         if not self.has("TRUNC") or not self.has("U32"):
             raise self.unknown()
+        self._plain("f2i", 1, real=True)
 
     def _fadd(self) -> None:
-        self.operation(self.base.lower())
-        self.to_register()
-        self.take(3 if self.base == "FFMA" else 2, real=True)
-        rounding = next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-        self.mode(self.has("FTZ"), rounding)
+        count = 3 if self.base == "FFMA" else 2
+        self._plain(self.base.lower(), count, self.has("FTZ"), self._rounding(), real=True)
 
     _fmul = _ffma = _fadd
 
     def _mufu(self) -> None:
-        self.operation("mufu")
-        self.to_register()
-        self.take(1, real=True)
         if self.modifiers[0] not in ("RCP", "RSQ", "RCP64H"):
             raise self.unknown()
-        self.mode(("RCP", "RSQ", "RCP64H").index(self.modifiers[0]))
+        self._plain("mufu", 1, ("RCP", "RSQ", "RCP64H").index(self.modifiers[0]), real=True)
 
     def _fchk(self) -> None:
         self.operation("fchk")
@@ -561,9 +546,7 @@ class _Reader:
         self.take(2, real=True)
 
     def _dadd(self) -> None:
-        self.operation(self.base.lower())
-        self.to_register()
-        self.take(3 if self.base == "DFMA" else 2, double=True)
+        self._plain(self.base.lower(), 3 if self.base == "DFMA" else 2, double=True)
 
     _dmul = _dfma = _dadd
 
@@ -588,12 +571,9 @@ class _Reader:
         self.operands = []
 
     def _f2fp(self) -> None:
-        self.operation("float_to_half")
-        self.to_register()
-        self.take(2, real=True)
-        self.mode(self.has("BF16"))
         if not self.has("PACK_AB"):
             raise self.unknown()
+        self._plain("float_to_half", 2, self.has("BF16"), real=True)
 
     def _f2f(self) -> None:
         wide = self.modifiers == ["F64", "F32"]
@@ -607,9 +587,7 @@ class _Reader:
             raise self.unknown()
 
     def _r2ur(self) -> None:
-        self.operation("r2ur")
-        self.to_register()
-        self.take(1)
+        self._plain("r2ur", 1)
 
     def _ldc(self) -> None:
         self.operation("ldc")
