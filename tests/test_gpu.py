@@ -20,7 +20,6 @@ from functools import cache, partial
 from itertools import product
 from math import prod
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -320,7 +319,7 @@ def test_every_call_gives_the_same_bits_every_time(cupy, make_calls):
 
 
 # ---------------------------------------------------------------------------------------------
-# Windows and positions that are converted on the device, and arrays that other libraries made
+# Windows and positions that are converted on the device
 
 
 def strided(cupy, host):
@@ -350,35 +349,6 @@ def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
     want, array = gpufold.take_blocks(taking.data, positions, block), cupy.asarray(taking.data)
     for places in (cupy.asarray(positions), strided(cupy, positions)):
         assert_same_bits(cupy.asnumpy(gpufold.take_blocks(array, places, block)), want, dtype)
-
-
-def through_interface(cupy, array):
-    """What CuPy makes of an array of a library that knows the CUDA array interface."""
-    return cupy.asarray(SimpleNamespace(__cuda_array_interface__=array.__cuda_array_interface__, owner=array))
-
-
-def through_dlpack(cupy, array):
-    return cupy.from_dlpack(array)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("imported", [through_interface, through_dlpack])
-def test_imported_arrays_are_used_in_place(cupy, imported):
-    """From their fourth element on: they are aligned to their elements alone."""
-
-    def at(host):
-        room = cupy.zeros(host.size + 3, host.dtype)
-        room[3:] = cupy.asarray(host).ravel()
-        cupy.cuda.Device().synchronize()
-        return imported(cupy, room[3:]).reshape(host.shape)
-
-    for call in calls_of(SHORT_CASES[1], np.float16):
-        data, out = at(call.data), at(np.zeros_like(call.on(call.data)))
-        assert data.data.ptr % 16 == 6
-        for variant in served(call, data, out):
-            out.fill(0)
-            assert call.on(data, out=out, variant=variant) is out
-            assert_answer(call, variant, cupy.asnumpy(out))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -490,9 +490,6 @@ class ndarray:
         strides = None if self.flags.c_contiguous else self.strides
         return {"shape": self.shape, "typestr": self.dtype.str, "strides": strides, "data": (self.data.ptr, False)}
 
-    def __dlpack_device__(self):
-        return 2, self.data.device_id
-
     def __len__(self):
         return self.shape[0]
 
@@ -669,10 +666,6 @@ def zeros_like(a, dtype=None):
 
 
 def asarray(a, dtype=None):
-    if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
-        facts = a.__cuda_array_interface__
-        memory = UnownedMemory(facts["data"][0], 0, a)
-        a = ndarray(facts["shape"], facts["typestr"], MemoryPointer(memory, 0), facts["strides"])
     if isinstance(a, ndarray):
         assert a.data.device_id == get_device()
         return a.astype(a.dtype if dtype is None else dtype, copy=False)
@@ -693,12 +686,6 @@ def ascontiguousarray(a, dtype=None):
 
 def asnumpy(a, stream=None):
     return a.get(stream) if isinstance(a, ndarray) else np.asarray(a)
-
-
-def from_dlpack(array):
-    device = array.__dlpack_device__()[1]
-    memory = UnownedMemory(array.data.ptr, array.nbytes, array, device)
-    return ndarray(array.shape, array.dtype, MemoryPointer(memory, 0), array.strides)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -866,7 +853,7 @@ def cupy():
         using_allocator=using_allocator,
     )
     result = ModuleType("cupy", __doc__)
-    made = asarray, ascontiguousarray, empty, empty_like, from_dlpack, ones, zeros, zeros_like
+    made = asarray, ascontiguousarray, empty, empty_like, ones, zeros, zeros_like
     for each in (*made, asnumpy, copyto, ndarray, RawKernel):
         setattr(result, each.__name__, each)
     for name in ("arange", "copysign", "count_nonzero", "minimum", "pad", "rint", "sign", "where"):

@@ -187,6 +187,13 @@ void count_global(Kind kind, const Access* begin, const Access* end)
 
 using Words = uint32_t[kLanes];
 
+// Calls a function for each lane of a mask.
+template <typename Function> void for_lanes(uint32_t mask, Function function)
+{
+    for (; mask; mask &= mask - 1)
+        function(uint32_t(__builtin_ctz(mask)));
+}
+
 struct Warp {
     uint32_t first_thread, lanes;
     uint32_t running, at_block_barrier, at_sync, done; // masks of lanes
@@ -424,9 +431,7 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
     const uint32_t* const uniform_high = uniform_wide ? raw(warp, uniform, uniform_high_space, 1) : nullptr;
     static std::vector<Access> accesses;
     accesses.clear();
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
+    for_lanes(active, [&](uint32_t lane) {
         uint64_t address = uint64_t(low[lane]) << base.part;
         address += wide ? uint64_t(high[lane]) << 32 : 0;
         address += uniform_low[lane] + (uniform_high ? uint64_t(uniform_high[lane]) << 32 : 0);
@@ -435,7 +440,7 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
             address = uint32_t(address);
         addresses[lane] = address;
         accesses.push_back({address, size});
-    }
+    });
     if (!active || space == kLocal)
         return;
     const Access *const first = accesses.data(), *const last = first + accesses.size();
@@ -451,9 +456,7 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
     find_addresses(warp, what, Kind::load, active, addresses);
     const int size = what.mode[1];
     const uint32_t words = std::max(size / 4, 1);
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
+    for_lanes(active, [&](uint32_t lane) {
         const char* const from = locate(warp, what.mode[0], lane, addresses[lane], size, false);
         uint32_t values[4] = {};
         memcpy(values, from, size);
@@ -461,7 +464,7 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
             values[0] = size == 1 ? int8_t(values[0]) : int16_t(values[0]);
         for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
             warp.vector[what.to + word][lane] = values[word];
-    }
+    });
 }
 
 // Types of atomic operations, in the order of machine.py.
@@ -492,9 +495,7 @@ void store(Warp& warp, const Instruction& what, uint32_t active)
     const uint32_t* values[4];
     for (uint32_t word = 0; word < words; ++word)
         values[word] = raw(warp, what.source[2], space[word], word);
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
+    for_lanes(active, [&](uint32_t lane) {
         uint32_t value[4] = {};
         for (uint32_t word = 0; word < words; ++word)
             value[word] = values[word][lane];
@@ -508,7 +509,7 @@ void store(Warp& warp, const Instruction& what, uint32_t active)
                 warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
         }
         memcpy(at, value, size);
-    }
+    });
 }
 
 uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
@@ -987,9 +988,7 @@ void release(Warp& warp)
             there |= uint32_t(warp.at_sync >> other & 1 && warp.waits_at[other] == which) << other;
         if (party & ~there)
             continue;
-        for (uint32_t other = 0; other < kLanes; ++other)
-            if (party >> other & 1)
-                ++warp.place[other];
+        for_lanes(party, [&](uint32_t other) { ++warp.place[other]; });
         warp.at_sync &= ~party;
         warp.running |= party;
     }
@@ -1012,9 +1011,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
         const bool together = mask == warp.running;
         bool straight = true;
         const auto send = [&](uint32_t lanes, uint32_t where) {
-            for (uint32_t lane = 0; lane < kLanes; ++lane)
-                if (lanes >> lane & 1)
-                    warp.place[lane] = where;
+            for_lanes(lanes, [&](uint32_t lane) { warp.place[lane] = where; });
         };
         while (straight) {
             if (place >= launch->count)
@@ -1049,9 +1046,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 Words space;
                 const uint32_t* const where = raw(warp, what.source[0], space);
                 send(mask, place + 1);
-                for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    if (active >> lane & 1)
-                        warp.place[lane] = where[lane] / 16;
+                for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
                 straight = false;
                 continue;
             }
@@ -1065,9 +1060,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 continue;
             }
             case Op::bssy:
-                for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    if (active >> lane & 1)
-                        warp.reconvergence[what.mode[0]][lane] = active;
+                for_lanes(active, [&](uint32_t lane) { warp.reconvergence[what.mode[0]][lane] = active; });
                 ++place;
                 break;
             case Op::breaks:
@@ -1081,13 +1074,11 @@ void run(Warp& warp, const uint32_t (&block)[3])
             case Op::warpsync:
                 send(mask, place + 1);
                 send(active, place);
-                for (uint32_t lane = 0; lane < kLanes; ++lane) {
-                    if (!(active >> lane & 1))
-                        continue;
+                for_lanes(active, [&](uint32_t lane) {
                     warp.waits_at[lane] = what.mode[0];
                     if (Op(what.op) == Op::warpsync)
                         warp.reconvergence[16][lane] = warp.lanes;
-                }
+                });
                 warp.running &= ~active;
                 warp.at_sync |= active;
                 release(warp);
