@@ -21,7 +21,6 @@ from cases import (
     CASES,
     CASES_OF_KERNELS,
     DTYPES,
-    EMPTY_POSITIONS_CASES,
     FAR_CASES,
     FUSIONS,
     INEXACT,
@@ -152,7 +151,6 @@ ROWS = (
         for variant in ("output_driven", "binned")
     ),
     Row("take_blocks", POSITIONS_CASES[1], "per_element", "awkward"),
-    Row("take_blocks", EMPTY_POSITIONS_CASES[2]),  # of an array without elements
 )
 
 
