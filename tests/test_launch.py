@@ -75,18 +75,14 @@ print(major.value, minor.value)
     ],
 )
 def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
-    """One specialisation of each, drawn; the libraries of a process are of one release."""
-    sample = {}
-    for plan in random.Random(release).sample(specialised.plans(), len(specialised.plans())):
-        sample[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines)
-    asked = [
-        (text, [*sources.options(), f"-arch=sm_{architecture}", "-ftz=true"])
-        for text in sample.values()
-        for architecture in (75, 90, 120)
-    ]
-    found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps(asked))
+    """One specialisation of each, for an architecture, both drawn; the libraries of a process are of one release."""
+    rng, asked = random.Random(release), {}
+    for plan in rng.sample(specialised.plans(), len(specialised.plans())):
+        options = [*sources.options(), f"-arch=sm_{rng.choice((75, 90, 120))}", "-ftz=true"]
+        asked[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines), options
+    found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps([*asked.values()]))
     assert tuple(map(int, found.split())) >= least
-    assert len(asked) > 70
+    assert len(asked) > 23
 
 
 def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
