@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from queue import Queue
 
 from mutants import KERNELS_AND_PLANNERS, POOL, Mutant, draw, ptx
 from reach import Reach
@@ -371,11 +372,18 @@ def of_this_machine() -> list[Fault]:
     return [fault for fault in FAULTS if "test_torch" not in fault.test or find_spec("torch") is not None]
 
 
-def survives(fault: Fault, sound: Path) -> str | None:
-    """Say why the fault's test did not turn red on account of it, or None if it did."""
+@contextmanager
+def broken(sound: Path, fault: Fault | Mutant) -> Iterator[Path]:
+    """Yield a copy of the checkout with a fault or a mutant in it."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(sound, Path(folder) / "checkout")
         (copy / fault.file).write_text(fault.breaks((copy / fault.file).read_text()))
+        yield copy
+
+
+def survives(fault: Fault, sound: Path) -> str | None:
+    """Say why the fault's test did not turn red on account of it, or None if it did."""
+    with broken(sound, fault) as copy:
         status, output = run_tests(copy, [fault.test], "-x", "--all")
     if "BuildError" in output:
         return f"does not compile:\n{output}"
@@ -390,12 +398,15 @@ NOT_FOUND = 4
 """pytest's exit status for names of tests that there are not."""
 
 
-def fate(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> tuple[str, str]:
-    """Say what became of a mutant in a copy of the checkout, and which test noticed; mend the copy again."""
-    text = (sound / mutant.file).read_text()
-    (copy / mutant.file).write_text(mutant.breaks(text))
-    try:
-        tests = reached(mutant, reach, sound, copy)
+def fate(mutant: Mutant, reach: Reach, sound: Path) -> tuple[str, str]:
+    """Say what became of a mutant, and which test noticed."""
+    with broken(sound, mutant) as copy:
+        try:
+            tests = reached(mutant, reach, sound, copy)
+        except SameMachineCode:
+            return SAME, ""
+        except CompileError:
+            return NO_PROGRAM, ""
         (copy / "tests.txt").write_text("\n".join(tests))
         limit = 60 + 4 * sum(reach.seconds[test] for test in tests)
         status, output = run_tests(copy, ["@tests.txt"], "-x", "--all", seconds=limit) if tests else (0, "")
@@ -403,15 +414,9 @@ def fate(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> tuple[str, st
             status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), "-x", "--all")
         if not status and mutant.file.startswith(("kernels/", "gpufold/gpu/")):  # which may cost speed alone
             status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all")
-        if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
-            return NO_PROGRAM, ""
-        return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
-    except SameMachineCode:
-        return SAME, ""
-    except CompileError:
+    if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
         return NO_PROGRAM, ""
-    finally:
-        (copy / mutant.file).write_text(text)
+    return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
 
 
 def first_failure(status: int, output: str) -> str:
@@ -449,11 +454,8 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
     not done again.
     """
     sound, records, results = folder / "checkout", folder / "reach", folder / f"results-{seed}.jsonl"
-    copies = Queue()
     if not sound.exists():
         copy_checkout(sound)
-    for number in range(WORKERS):
-        copies.put(shutil.copytree(sound, folder / f"copy-{number}", dirs_exist_ok=True))
     if not records.exists():
         print("recording what each test reaches", flush=True)
         (begun := folder / "begun").mkdir(exist_ok=True)
@@ -471,11 +473,7 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
 
     def judge(mutant: Mutant) -> tuple[str, str]:
         if mutant not in known:
-            copy = copies.get()
-            try:
-                known[mutant] = fate(mutant, reach, sound, copy)
-            finally:
-                copies.put(copy)
+            known[mutant] = fate(mutant, reach, sound)
             with results.open("a") as file:
                 file.write(json.dumps((mutant, *known[mutant])) + "\n")
         return known[mutant]

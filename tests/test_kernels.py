@@ -379,7 +379,7 @@ NUMBERS = [0, pytest.param(1, marks=pytest.mark.all), pytest.param(2, marks=pyte
 def test_every_kernel_gives_the_bits_of_numpy(row, number):
     what = drawn(row, number)
     check(row, number, what)
-    for seed in range(1, 4 if row.windows else 1):  # weights are read where they are, and nothing beside them
+    for seed in range(1, 4 if row.windows and number != 1 else 1):  # nothing beside weights is read for them
         check(row, number, what._replace(seed=what.seed + seed, executor="observed"))
 
 
@@ -419,7 +419,7 @@ def with_other_extents(rng, case):
     ("seed", "count"),
     [
         *((seed, 25) for seed in range(4)),
-        *(pytest.param(seed, 100, marks=pytest.mark.all) for seed in range(4, 14)),
+        *(pytest.param(seed, 50, marks=pytest.mark.all) for seed in range(4, 14)),
         *(pytest.param(seed, 100, marks=pytest.mark.many) for seed in range(1000, 1200)),
     ],
 )

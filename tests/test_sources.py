@@ -6,13 +6,14 @@ import random
 import re
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from cases import Case
+from executors import call_of
 from specialisations import SOURCES, specialisations
 
 from bench import hostcuda
-from gpufold.calls import Call, Unsupported
-from gpufold.geometry import col2im_geometry
+from gpufold.calls import Unsupported
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
@@ -90,16 +91,12 @@ FAR_CASES = (
 @pytest.mark.parametrize("case", FAR_CASES, ids=str)
 def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
     """nvcc warns of constants that change by a conversion."""
-    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
-    operands = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
-    compiled = []
+    call, compiled = call_of(operation, case, lambda shape: np.broadcast_to(np.float32(0), shape)), []
     for variant in variants(operation):
         with suppress(Unsupported):
-            plan = choose(
-                Call(operation, geometry, "float32", variant=variant),
-                *operands[:: 1 if operation == "col2im" else -1],
-                H200,
-            )
+            described = call.described(variant)
+            arrays = Operand.contiguous(call.data.shape), Operand.contiguous(described.result_shape)
+            plan = choose(described, *arrays, H200)
             assert dict(plan.defines)["OFFSET"] == "long long"
             assert hostcuda.nvcc.compile(plan.source, plan.defines, 90)
             compiled.append(variant)

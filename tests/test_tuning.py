@@ -384,6 +384,11 @@ def test_the_environment_turns_it_on_and_off(monkeypatch, tmp_path, setting, wan
 # Keys, explain and warmup
 
 
+def key(call, *arrays):
+    asked = registry.problem_of(call, *arrays)
+    return tuning.key_of(asked, tuple(registry.candidates(asked)))
+
+
 def test_batches_of_a_problem_meet_few_keys():
     counts = []
     for found in PROBLEMS[::3]:
@@ -391,9 +396,7 @@ def test_batches_of_a_problem_meet_few_keys():
         for batch in range(1, 65):
             sized = replace(found, geometry=replace(found.geometry, batch=batch))
             call = Description(sized.operation, sized.planned_geometry, "float32", sized.fusion)
-            arrays = Operand.contiguous(sized.input_shape), Operand.contiguous(sized.output_shape)
-            asked = registry.problem_of(call, *arrays)
-            keys.add(tuning.key_of(asked, tuple(registry.candidates(asked))))
+            keys.add(key(call, Operand.contiguous(sized.input_shape), Operand.contiguous(sized.output_shape)))
         counts.append(len(keys))
     assert sum(counts) / len(counts) <= 10, counts
 
@@ -401,11 +404,8 @@ def test_batches_of_a_problem_meet_few_keys():
 def test_a_key_has_the_order_of_the_axes():
     columns, shape = Operand.contiguous((8, 72, 64)), (8, 8, 8, 8)
     geometry = gpufold.geometry.col2im_geometry(columns.shape, (8, 8), (3, 3), 1, 1, 1, 1)
-    keys = set()
-    for image in (Operand.contiguous(shape), Operand(shape, (64, 512, 8, 1))):
-        asked = registry.problem_of(Description("col2im", geometry, "float32"), columns, image)
-        keys.add(tuning.key_of(asked, tuple(registry.candidates(asked))))
-    assert len(keys) == 2
+    images = Operand.contiguous(shape), Operand(shape, (64, 512, 8, 1))
+    assert len({key(Description("col2im", geometry, "float32"), columns, image) for image in images}) == 2
 
 
 def explained(cupy):
