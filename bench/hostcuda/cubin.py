@@ -226,16 +226,16 @@ def architecture_of(device: Device) -> int:
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
     """Count a plan's instructions by name, subroutines included: once each, however often they are run."""
-    cubin = compile(plan.source, plan.defines, architecture, flush=flush, symbol=plan.symbol)
-    return Counter(line.name for line in _instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
+    listed = instructions(plan.source, plan.symbol, plan.defines, architecture, flush=flush)
+    return Counter(line.name for line in listed)
 
 
 @cache
 def instructions(
-    source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS
+    source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS, flush: bool = True
 ) -> tuple[Instruction, ...]:
     """Compile a kernel and list its machine code."""
-    cubin = compile(source, defines, architecture, kernels, symbol=symbol)
+    cubin = compile(source, defines, architecture, kernels, flush, symbol)
     return tuple(_instructions(_read(cubin, "nvdisasm", "-c"), symbol))
 
 
