@@ -172,7 +172,10 @@ def _run_here(
     known: NDArray | None = None,
     guard: Callable[[int, int], Any] | None = None,
 ) -> list[int]:
-    """Run in this process, and bring the arrays back; return which arguments were there to be written."""
+    """Run in this process, and bring the arrays back; return which arguments were there to be written.
+
+    A guard is told of the memory around each array, by its address and size.
+    """
     kernel, arguments = module.load(*files), [prepared(argument) for argument in given]
     if len(arguments) != len(kernel.parameters):
         raise TypeError(f"the kernel takes {len(kernel.parameters)} arguments, given are {len(arguments)}")
