@@ -185,7 +185,7 @@ FAULTS = (
           KERNELS + "[col2im-blocks-in-several-segments-0]"),
     # --- blocks at positions of their own
     Fault("positions cut to 32 bits", "kernels/add_blocks_atomic.cu", "        const long long position =\n",
-          "        const int position =\n", KERNELS + "[add_blocks-farthest-atomic-0]"),
+          "        const int position =\n", KERNELS + "[add_blocks-farthest-0]"),
     Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks.cuh",
           "first_pixel(long long position", "first_pixel(int position", KERNELS + "[take_blocks-farthest-0]"),
     # --- stitching
@@ -280,7 +280,7 @@ SEVERAL_LISTS = "[add_blocks-more-than-a-block-of-threads-tests-0]"
 
 BARRIERS = {
     "col2im_gather.cu": (("        __syncwarp();\n", "[col2im-bug-uncovered-pixels-never-written-0]"),),
-    "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-stride-equals-kernel-padded-0]"),),
+    "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-1d-blocks-0]"),),
     "im2col_runs.cu": (
         ("__syncthreads(); // all have stored the taps before", "[im2col-3d-runs-0]"),
         (
@@ -292,7 +292,7 @@ BARRIERS = {
         ("__syncthreads(); // all have stored the taps before", "[im2col-column-0]"),
         ("        __syncthreads();\n\n#pragma unroll 1\n        for (int part", "[im2col-row-after-row-0]"),
     ),
-    "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-bug-3d-columns-with-dilated-kernel-0]"),),
+    "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-blocks-at-a-stride-0]"),),
     "batch_to_space_packed.cu": (
         ("__syncwarp();\n        WholeRun<", "[batch_to_space-nchw-odd-crop-0]"),
         ("__syncwarp();\n        store_run<", "[batch_to_space-openvino-page-2d-0]"),
