@@ -17,8 +17,7 @@ import numpy as np
 import gpufold
 from bench import hostcuda
 from bench.hostcuda import Work, work
-from bench.hostcuda.cubin import resident_threads
-from bench.hostcuda.machine import architecture_of
+from bench.hostcuda.cubin import architecture_of, resident_threads
 from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem, plan_of
 from gpufold.calls import Unsupported

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cases import AverageCase, BlocksCase, Case, PositionsCase, SpaceCase, values
+from cases import AverageCase, BlocksCase, Case, PositionsCase, SpaceCase, assert_same_bits, values
 from numpy.lib.stride_tricks import as_strided
 
 import gpufold
@@ -283,7 +283,5 @@ def run(call: Call, variant: str, before=None, device: Device = H200, executor: 
 
 def assert_same_bytes(got, want, message=""):
     """What is moved keeps every bit, payloads of NaN too."""
-    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
-    bits = [np.ascontiguousarray(each).view(f"V{got.itemsize}") for each in (got, want)]
-    wrong = np.argwhere(bits[0] != bits[1])
-    assert not len(wrong), f"{len(wrong)} of {got.size} wrong, first at {wrong[0]}: {message}"
+    assert got.dtype == want.dtype, message
+    assert_same_bits(*(np.ascontiguousarray(each).view(f"V{each.itemsize}") for each in (got, want)), message)

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from queue import Queue
 
 from mutants import KERNELS_AND_PLANNERS, POOL, Mutant, draw, ptx
 from reach import Reach
@@ -184,7 +185,7 @@ FAULTS = (
           KERNELS + "[col2im-blocks-in-several-segments-0]"),
     # --- blocks at positions of their own
     Fault("positions cut to 32 bits", "kernels/add_blocks_atomic.cu", "        const long long position =\n",
-          "        const int position =\n", KERNELS + "[add_blocks-farthest-atomic-0]"),
+          "        const int position =\n", KERNELS + "[add_blocks-farthest-0]"),
     Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks.cuh",
           "first_pixel(long long position", "first_pixel(int position", KERNELS + "[take_blocks-farthest-0]"),
     # --- stitching
@@ -279,7 +280,7 @@ SEVERAL_LISTS = "[add_blocks-more-than-a-block-of-threads-tests-0]"
 
 BARRIERS = {
     "col2im_gather.cu": (("        __syncwarp();\n", "[col2im-bug-uncovered-pixels-never-written-0]"),),
-    "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-stride-equals-kernel-padded-0]"),),
+    "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-1d-blocks-0]"),),
     "im2col_runs.cu": (
         ("__syncthreads(); // all have stored the taps before", "[im2col-3d-runs-0]"),
         (
@@ -291,7 +292,7 @@ BARRIERS = {
         ("__syncthreads(); // all have stored the taps before", "[im2col-column-0]"),
         ("        __syncthreads();\n\n#pragma unroll 1\n        for (int part", "[im2col-row-after-row-0]"),
     ),
-    "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-bug-3d-columns-with-dilated-kernel-0]"),),
+    "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-blocks-at-a-stride-0]"),),
     "batch_to_space_packed.cu": (
         ("__syncwarp();\n        WholeRun<", "[batch_to_space-nchw-odd-crop-0]"),
         ("__syncwarp();\n        store_run<", "[batch_to_space-openvino-page-2d-0]"),
@@ -335,18 +336,23 @@ FAULTS += tuple(
 )
 
 
-def run_tests(folder: Path, tests: list[str], *options: str) -> tuple[int, str]:
-    """Run tests on a copy of the checkout; give pytest's exit status and output.
+def run_tests(folder: Path, tests: list[str], *options: str, seconds: float | None = None) -> tuple[int, str]:
+    """Run tests on a copy of the checkout, for so long at most; give pytest's exit status and output.
 
     Without the plugins that other packages bring, whose imports take longer than most tests.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(options or ["--all"]), *tests]
     environment = os.environ | {"PYTHONPATH": "tests", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    given = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    try:
+        done = subprocess.run(command, **given, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return ENDLESS, "a test goes on for ever"
     return done.returncode, done.stdout
 
+
+ENDLESS = 124
+"""The exit status of tests that were stopped."""
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "_build", "dist")
 
@@ -366,11 +372,18 @@ def of_this_machine() -> list[Fault]:
     return [fault for fault in FAULTS if "test_torch" not in fault.test or find_spec("torch") is not None]
 
 
-def survives(fault: Fault, sound: Path) -> str | None:
-    """Say why the fault's test did not turn red on account of it, or None if it did."""
+@contextmanager
+def broken(sound: Path, fault: Fault | Mutant) -> Iterator[Path]:
+    """Yield a copy of the checkout with a fault or a mutant in it."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(sound, Path(folder) / "checkout")
         (copy / fault.file).write_text(fault.breaks((copy / fault.file).read_text()))
+        yield copy
+
+
+def survives(fault: Fault, sound: Path) -> str | None:
+    """Say why the fault's test did not turn red on account of it, or None if it did."""
+    with broken(sound, fault) as copy:
         status, output = run_tests(copy, [fault.test], "-x", "--all")
     if "BuildError" in output:
         return f"does not compile:\n{output}"
@@ -385,29 +398,25 @@ NOT_FOUND = 4
 """pytest's exit status for names of tests that there are not."""
 
 
-def fate(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> tuple[str, str]:
-    """Say what became of a mutant in a copy of the checkout, and which test noticed; mend the copy again."""
-    text = (sound / mutant.file).read_text()
-    (copy / mutant.file).write_text(mutant.breaks(text))
-    try:
-        tests = reached(mutant, reach, sound, copy)
+def fate(mutant: Mutant, reach: Reach, sound: Path) -> tuple[str, str]:
+    """Say what became of a mutant, and which test noticed."""
+    with broken(sound, mutant) as copy:
+        try:
+            tests = reached(mutant, reach, sound, copy)
+        except SameMachineCode:
+            return SAME, ""
+        except CompileError:
+            return NO_PROGRAM, ""
         (copy / "tests.txt").write_text("\n".join(tests))
-        limit = 10 + 10 * max((reach.seconds[test] for test in tests), default=0)
-        options = "-x", "--all", "-p", "reach", f"--most-seconds={limit}"
-        status, output = run_tests(copy, ["@tests.txt"], *options) if tests else (0, "")
+        limit = 60 + 4 * sum(reach.seconds[test] for test in tests)
+        status, output = run_tests(copy, ["@tests.txt"], "-x", "--all", seconds=limit) if tests else (0, "")
         if status == NOT_FOUND:  # the names of some are of what a planner says
-            status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), *options)
+            status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), "-x", "--all")
         if not status and mutant.file.startswith(("kernels/", "gpufold/gpu/")):  # which may cost speed alone
             status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all")
-        if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
-            return NO_PROGRAM, ""
-        return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
-    except SameMachineCode:
-        return SAME, ""
-    except CompileError:
+    if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
         return NO_PROGRAM, ""
-    finally:
-        (copy / mutant.file).write_text(text)
+    return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
 
 
 def first_failure(status: int, output: str) -> str:
@@ -424,7 +433,7 @@ def reached(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> list[str]:
         if not changed:
             raise SameMachineCode
         tests = set().union(*(reach.kernels[each] for each in kernels if each[1] in changed))
-    return reach.in_turns(tests)[:MOST]
+    return reach.fastest(tests)[:MOST]
 
 
 class SameMachineCode(Exception):
@@ -445,11 +454,8 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
     not done again.
     """
     sound, records, results = folder / "checkout", folder / "reach", folder / f"results-{seed}.jsonl"
-    copies = Queue()
     if not sound.exists():
         copy_checkout(sound)
-    for number in range(WORKERS):
-        copies.put(shutil.copytree(sound, folder / f"copy-{number}", dirs_exist_ok=True))
     if not records.exists():
         print("recording what each test reaches", flush=True)
         (begun := folder / "begun").mkdir(exist_ok=True)
@@ -467,11 +473,7 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
 
     def judge(mutant: Mutant) -> tuple[str, str]:
         if mutant not in known:
-            copy = copies.get()
-            try:
-                known[mutant] = fate(mutant, reach, sound, copy)
-            finally:
-                copies.put(copy)
+            known[mutant] = fate(mutant, reach, sound)
             with results.open("a") as file:
                 file.write(json.dumps((mutant, *known[mutant])) + "\n")
         return known[mutant]

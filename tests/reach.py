@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
-import signal
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,47 +58,32 @@ class Reach(NamedTuple):
         for source, made_of in parts.items():
             if (path.parent / source).exists():  # others are of tests alone
                 with_includes(path.parent / source, (), made_of)
-        turns: Counter[tuple[str, str]] = Counter()
-        found = []
-        for source, symbol, defines in random.Random(0).sample(sorted(self.kernels), len(self.kernels)):
-            if path in parts[source]:
-                turns[source, symbol] += 1
-                found.append((turns[source, symbol], source, symbol, defines))
-        return [(source, symbol, defines) for _, source, symbol, defines in sorted(found)]
+        kernels = random.Random(0).sample(sorted(self.kernels), len(self.kernels))
+        return in_turns([kernel for kernel in kernels if path in parts[kernel[0]]], lambda kernel: kernel[:2])
 
-    def in_turns(self, tests: set[str]) -> list[str]:
+    def fastest(self, tests: set[str]) -> list[str]:
         """Order tests: the fastest of each test function, then the second of each."""
-        turns: Counter[str] = Counter()
-        order = []
-        for test in sorted(tests, key=self.seconds.__getitem__):
-            function = test.partition("[")[0]
-            turns[function] += 1
-            order.append((turns[function], self.seconds[test], test))
-        return [test for *_, test in sorted(order)]
+        return in_turns(sorted(tests, key=self.seconds.__getitem__), lambda test: test.partition("[")[0])
+
+
+def in_turns(found: list, kind: Callable) -> list:
+    """Order what is found: the first of each kind, then the second of each."""
+    turns: Counter = Counter()
+    order = []
+    for each in found:
+        turns[kind(each)] += 1
+        order.append(turns[kind(each)])
+    return [each for _, each in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 
 def pytest_addoption(parser):
     parser.addoption("--reach", type=Path, help="the folder that gets what each test reaches")
-    parser.addoption("--most-seconds", type=float, help="of the processor, for a test; its process ends after them")
 
 
 def pytest_configure(config):
-    folder, seconds = config.getoption("--reach"), config.getoption("--most-seconds")
-    if seconds:
-        config.pluginmanager.register(Limit(seconds))
+    folder = config.getoption("--reach")
     if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
         config.pluginmanager.register(Recorder(folder))
-
-
-class Limit:
-    """Ends the process of a test that goes on for ever, in a kernel too, and every process that it has started."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-        resource.setrlimit(resource.RLIMIT_CPU, (int(10 * seconds), resource.RLIM_INFINITY))
-
-    def pytest_runtest_logstart(self):
-        signal.setitimer(signal.ITIMER_PROF, self.seconds)
 
 
 class Recorder:

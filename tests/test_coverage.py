@@ -151,7 +151,7 @@ def test_tensors_are_folded_by_torch_s_names_with_what_was_named():
 def test_what_lies_outside_is_the_same_in_every_array(mode, kind):
     """Positions are far outside too, and a window is multiplied in."""
     it = KINDS[kind]
-    for seed in range(8):
+    for seed in range(4):
         rng, lead, size, block, _ = random_blocks(seed)
         positions = [tuple(rng.randint(-most, most) for _ in size) for most in (4, 40, 40, 1 << 30)]
         array, window = values((*lead, *size), np.float32, seed), [values((side,), np.float32, seed) for side in block]
@@ -184,8 +184,7 @@ def put_back(blocks, like, block, strides, **options):
 @pytest.mark.hostcuda
 @pytest.mark.some(5)
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("executor", ["plain", "observed"])
-def test_kernels_take_and_put_blocks_that_hang_over(seed, executor):
+def test_kernels_take_and_put_blocks_that_hang_over(seed):
     _, lead, size, block, strides = random_blocks(seed)
     array = values((*lead, *size), np.float32, seed)
     taken = Call("array_to_blocks", array, (block,), {"strides": strides, "last": "over"})
@@ -194,7 +193,7 @@ def test_kernels_take_and_put_blocks_that_hang_over(seed, executor):
     for call in (taken, Call("blocks_to_array", blocks, (array.shape, block), options)):
         for variant in variants(call.operation):
             with suppress(Unsupported):
-                _, arrays = run(call, variant, executor=executor)
+                _, arrays = run(call, variant, executor="observed")
                 assert_same_bits(arrays.result, call.on(call.data), f"{variant}: {call}")
 
 

@@ -7,13 +7,12 @@ import struct
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bench import hostcuda
-from bench.hostcuda import build, cubin
+from bench.hostcuda import cubin
 from bench.hostcuda.cubin import resident_threads
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
@@ -244,13 +243,3 @@ def test_residency_follows_what_is_scarce():
         assert resident_threads(plan, replace(figures, registers=registers, shared_bytes=shared_bytes)) == threads
     assert resident_threads(plan, replace(figures, registers=32), DEVICES["T4"]) == 1024
     assert resident_threads(plan, replace(figures, registers=32), DEVICES["RTX 4090"]) == 1536
-
-
-def test_headers_without_those_that_they_include_are_none(tmp_path, monkeypatch):
-    """As where PyTorch was installed without nvcc."""
-    (tmp_path / "cuda_fp16.h").touch()
-    file = SimpleNamespace(name="cuda_fp16.h", locate=lambda: tmp_path / "cuda_fp16.h")
-    monkeypatch.setattr(build.importlib.metadata, "files", lambda name: [file])
-    monkeypatch.setattr(build, "cuda_headers", build.cuda_headers.__wrapped__)
-    assert build.cuda_headers() is None
-    assert "nvidia-cuda-crt" in build.unavailable.__wrapped__()

@@ -221,6 +221,8 @@ def drawn(row, number) -> Drawn:
     )
     if "atomic" in what.variants and what.dtype == "bool":  # whose words may reach past the elements
         what = what._replace(executor="plain")
+    if row.variant == "atomic" and what.windows == "awkward":  # of whose sums nothing is known
+        what = what._replace(windows="ordinary")
     if row.windows:
         fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
         what = what._replace(dtype=rng.choice(INEXACT).name, source="", fusion=rng.choice(fusions), windows=row.windows)
@@ -379,7 +381,7 @@ NUMBERS = [0, pytest.param(1, marks=pytest.mark.all), pytest.param(2, marks=pyte
 def test_every_kernel_gives_the_bits_of_numpy(row, number):
     what = drawn(row, number)
     check(row, number, what)
-    for seed in range(1, 4 if row.windows else 1):  # weights are read where they are, and nothing beside them
+    for seed in range(1, 4 if row.windows and number != 1 else 1):  # nothing beside weights is read for them
         check(row, number, what._replace(seed=what.seed + seed, executor="observed"))
 
 
@@ -403,43 +405,32 @@ def test_random_calls_give_the_bits_of_numpy(seed):
         check(row, 1)
 
 
-def random_geometry(rng, kernel, strides, dilations, phase):
-    """Draw a problem with a pattern of taps, which is what is compiled."""
-    rank = len(kernel)
-    room = {1: 200, 2: 20, 3: 6, 4: 3}[rank]
+def with_other_extents(rng, case):
+    """Draw an image for a pattern of taps, which is what is compiled."""
     while True:
-        begin = (*(rng.randint(0, 3) for _ in range(rank - 1)), phase + strides[-1] * rng.choice((0, 0, 1)))
-        end = tuple(rng.randint(0, 3) for _ in range(rank))
-        least = (max(1, d * (k - 1) + 1 - b - e) for k, d, b, e in zip(kernel, dilations, begin, end, strict=True))
-        size = [extent + rng.choice((0, rng.randint(0, room))) for extent in least]
+        size = [max(1, extent + rng.randint(-4, 20 // len(case.output_size))) for extent in case.output_size]
         if rng.random() < 0.3:
-            size[-1] += -size[-1] % strides[-1]  # rows of whole cells
-        lead = rng.choice((None, 1, 2, 3)), rng.randint(1, 6)
-        case = Case("random", tuple(size), kernel, strides, dilations, begin, end, *lead)
-        if prod(case.columns_shape) <= 40_000 and prod(case.image_shape) <= 40_000:
-            return case
+            stride = case.arguments["strides"][-1]
+            size[-1] += -size[-1] % stride  # rows of whole cells
+        other = replace(case, output_size=tuple(size), batch=rng.choice((None, 1, 2, 3)), channels=rng.randint(1, 6))
+        if min(other.num_blocks) > 0 and max(prod(other.columns_shape), prod(other.image_shape)) <= 40_000:
+            return other
 
 
 @pytest.mark.parametrize(
     ("seed", "count"),
     [
         *((seed, 25) for seed in range(4)),
-        *(pytest.param(seed, 100, marks=pytest.mark.all) for seed in range(4, 14)),
+        *(pytest.param(seed, 50, marks=pytest.mark.all) for seed in range(4, 14)),
         *(pytest.param(seed, 100, marks=pytest.mark.many) for seed in range(1000, 1200)),
     ],
 )
 def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed, count):
     """Executed plainly, in any layout."""
-    rng = random.Random(seed)
-    rank = rng.choice((1, 1, 2, 2, 2, 3, 4))
-    largest = {1: 40, 2: 7, 3: 4, 4: 3}[rank]
-    kernel = tuple(rng.randint(1, largest) for _ in range(rank))
-    strides = tuple(rng.choice((1, 1, 2, 3, 4, rng.randint(1, 40 if rank < 3 else 4))) for _ in range(rank))
-    dilations = tuple(rng.choice((0, 1, 1, 1, 2, 3)) for _ in range(rank))
-    phase = rng.randrange(strides[-1])
+    rng, pattern = random.Random(seed), random_case(5000 + seed)
     kept = [drawn(Row(operation, "pattern"), seed + 1)._replace(executor="plain") for operation in ("col2im", "im2col")]
     for number in range(count):
-        case = random_geometry(rng, kernel, strides, dilations, phase)
+        case = with_other_extents(rng, pattern)
         for operation, what in zip(("col2im", "im2col"), kept, strict=True):
             layouts = {"read": rng.choice(list(LAYOUTS)), "written": rng.choice(list(LAYOUTS)[:-1])}
             each = what._replace(seed=number, device=rng.choice(DEVICES), wide=False, **layouts)

@@ -75,18 +75,14 @@ print(major.value, minor.value)
     ],
 )
 def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
-    """One specialisation of each, drawn; the libraries of a process are of one release."""
-    sample = {}
-    for plan in random.Random(release).sample(specialised.plans(), len(specialised.plans())):
-        sample[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines)
-    asked = [
-        (text, [*sources.options(), f"-arch=sm_{architecture}", "-ftz=true"])
-        for text in sample.values()
-        for architecture in (75, 90, 120)
-    ]
-    found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps(asked))
+    """One specialisation of each, for an architecture, both drawn; the libraries of a process are of one release."""
+    rng, asked = random.Random(release), {}
+    for plan in rng.sample(specialised.plans(), len(specialised.plans())):
+        options = [*sources.options(), f"-arch=sm_{rng.choice((75, 90, 120))}", "-ftz=true"]
+        asked[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines), options
+    found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps([*asked.values()]))
     assert tuple(map(int, found.split())) >= least
-    assert len(asked) > 70
+    assert len(asked) > 23
 
 
 def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
@@ -202,11 +198,6 @@ def test_a_first_call_in_a_capture_names_warmup_and_says_that_the_capture_is_los
     assert isinstance(raised.value.__cause__, fake_cupy.CUDADriverError)
     with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureInvalidated"):
         stream.end_capture()
-    launch.compile_plan(plan)
-    after = begun()
-    launch.Kernel.of(plan)
-    assert after.is_capturing()
-    after.end_capture()
 
 
 def test_other_errors_of_cuda_stay_as_they_are(launch, monkeypatch):

@@ -5,8 +5,6 @@ Random calls keep within what a GPU has.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -127,6 +125,10 @@ def taps(number, dtype="float32", spaced=1):
     return planned(Call("im2col", geometry, dtype, variant="taps"), contiguous(geometry.image_shape), columns)
 
 
+def launched_with(**needs):
+    return replace(col2im((4, 4), (2, 2)), **needs)
+
+
 def facts(plan, names):
     """Return defines, as numbers where they are, or what a plan says of itself."""
     defines = dict(plan.defines)
@@ -158,18 +160,16 @@ VARIANTS = [
     row("gather_pixels", col2im, (4, 4), (2, 2), dtype="int32", image=(32, 32, 8, 2)),  # no atomics into gaps
     row("packed", im2col, (1, 4, 16, 16, 64), (7, 7, 1), dtype="uint8", blocks=0, strides=(4, 4, 1)),
     row("packed", im2col, (1, 4, 64, 256), (3, 3), blocks=0, strides=2),
-    row("packed", im2col, (1, 4, 64, 256), (7, 7), blocks=0, strides=7),
     row("taps", im2col, (1, 4, 64, 256), (8, 8), blocks=0),
     row("taps", im2col, (1, 4, 64, 256), (8, 8), dtype="uint8", blocks=0),
     row("taps", im2col, (1, 4, 64, 256), (3, 3), dtype="complex64", blocks=0),
     # Rows that are no whole sectors are stored in runs, and blocks that overlap. Of others bytes are put together to
     # words.
-    *(row("runs", im2col, (8, 64, n, n), (3, 3), strides=stride) for n, stride in ((57, 1), (112, 2), (58, 1))),
+    *(row("runs", im2col, (8, 64, n, n), (3, 3), strides=stride) for n, stride in ((57, 1), (58, 1))),
     row("runs", im2col, (8, 64, 59, 59), (3, 3), dtype="uint8"),
     row("per_block", im2col, (8, 64, 57, 57), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
     row("per_block", im2col, (8, 64, 15, 15), (3, 3)),  # few blocks
     row("per_block", im2col, (8, 64, 58, 58), (3, 3), dtype="float16"),
-    row("per_block", im2col, (8, 64, 113, 113), (3, 3), dtype="float16", strides=2),
     # Pixels that lie far apart, or that many blocks read, come through shared memory, but for bytes and windows.
     row("staged", im2col, (8, 3, 224, 224), (16, 16), strides=16),
     row("staged", im2col, (16, 3, 1024, 1024), (16, 16), strides=8),
@@ -179,10 +179,8 @@ VARIANTS = [
     row("per_block", im2col, (8, 3, 224, 224), (2, 2), strides=16),
     row("per_block", im2col, (8, 128, 30, 30), (14, 14), strides=8),
     row("words", im2col, (8, 64, 56, 56), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
-    row("packed", together, (256, 64, 56, 56), (1, 2, 2)),
     *(row("packed", together, (4, 64, 56, width), (1, 2, 2), dtype="uint8") for width in (54, 55, 7)),
     row("index_map", together, (4, 56, 56, 64), (2, 2, 1)),
-    row("packed", together, (9, 64, 56, 56), (1, 3, 3)),
     row("packed", together, (256, 3, 14, 14), (1, 16, 16)),
     row("packed", together, NCHW, (1, 2, 2), end=(0, 0, 0, 1)),
     row("index_map", together, NCHW, (1, 2, 2), dtype="complex64"),
@@ -200,8 +198,6 @@ VARIANTS = [
         for deterministic in (True, False)
         for variant, shape, block, count, dtype in (
             ("output_driven", (1024, 1024), (3, 3), 1000, "float32"),
-            ("output_driven", (1024, 1024), (256, 256), 400, "complex64"),
-            ("binned", (4096, 4096), (64, 64), 10_000, "complex64"),
             ("binned", (8192, 8192), (3, 3), 1_000_000, "float32"),
             ("binned", (8192, 8192), (3, 3), 1_000_000, "int32"),
             ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
@@ -214,18 +210,14 @@ VARIANTS = [
     row("gather_pixels", into_array, (64, 512, 512), (3, 3)),  # blocks of a sector
     row("gather_pixels", into_array, (512, 512, 12), (8, 8)),  # rows of a few blocks
     row("gather_blocks", into_array, (3, 512, 128), (24, 24)),  # few pixels, each in many blocks
-    row("gather_blocks", into_array, (2, 32, 100, 48), (8, 8, 8)),
-    row("gather_blocks", into_array, (12, 128, 128), (8, 8), strides=2),
     row("gather_blocks", into_array, (19, 48_000), (30,)),
     row("gather_pixels", into_array, (16, 96, 96, 96), (5, 5, 5), strides=2),
     row("gather_pixels", into_array, (3, 16_000), (64,), strides=2),
     row("gather_pixels", into_array, (64, 512, 512), (16, 16), strides=8),
     row("gather_pixels", into_array, (64, 512, 512), (2, 2), strides=2),
-    row("gather_pixels", into_array, (64, 100_000), (8,)),
     row("gather_pixels", into_array, (64, 512, 512), (7, 7), order=TAPS_FIRST),
     row("packed", into_blocks, (64, 512, 512), (7, 7)),
     row("taps", into_blocks, (64, 512, 512), (8, 8)),
-    row("taps", into_blocks, (64, 512, 512), (16, 16), strides=16),
     row("runs", into_blocks, (64, 511, 511), (7, 7), order=TAPS_FIRST),
     row("staged", into_blocks, (64, 512, 512), (16, 16), strides=16, order=TAPS_FIRST),
     *(
@@ -345,7 +337,6 @@ DEFINES = [
     row((WORDS, [4, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
     row((WORDS, [4, 16, 0, 256]), packed, (2, 3, 8, 640), (3, 3), strides=40),
     row((WORDS, [4, 4, 0, 128]), packed, (2, 3, 8, 64), (7, 7)),
-    row((WORDS, [2, 2, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float16"),
     row((WORDS, [1, 4, 0, 256]), packed, (2, 3, 8, 64), (5, 5), dtype="float32", strides=4),
     *(row(("OFFSET", ["int"]), im2col, (1, 1, 40_000_000), (8,), variant) for variant in ("runs", "staged")),
     row((LINES, [8, 4, 4, 1, 1]), taps, 1),
@@ -389,23 +380,19 @@ DEFINES = [
         for word, channels, dtype, options in (
             (16, 64, "float32", {}),
             (8, 6, "float32", {}),
-            (4, 3, "float32", {}),
             (8, 64, "float32", {"begin": (0, 0, 0, 2)}),
             (4, 64, "float32", {"begin": (0, 0, 0, 1)}),
             (16, 64, "uint8", {}),
             (1, 7, "uint8", {}),
-            (16, 64, "complex128", {}),
             (8, 64, "float32", {"alignment": 8}),
             (4, 64, "float32", {"alignment": 4}),
         )
     ),
     # Words that are taken apart are as wide as the rows and their phases allow.
     *(row(("BLOCKS_PER_WORD PIXELS_BEFORE", [n, 0]), of_rows, w, "uint8") for n, w in ((8, 24), (4, 12), (1, 9))),
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [4, 0]), of_rows, 24, "float16"),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [2, 0]), of_rows, 24, "float32"),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", block=4),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 28, "float32", 1, 3),  # every word ends a block
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 3]), of_rows, 28, "uint8", 1, 3, block=4),
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 28, "float32", 2, 2),  # whole blocks, but one of two
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 25, "float32", 1, 1),  # an odd number of blocks
     row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", alignment=8),
@@ -414,14 +401,12 @@ DEFINES = [
     row(("BLOCKS_PER_WORD LOADED", [16, 16]), of_rows, 48, "uint8", block=3),
     row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=6),
     row(("BLOCKS_PER_WORD LOADED", [2, 2]), of_rows, 24, "float32", block=3, alignment=8),
-    row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 28, "float32", 12, 12, block=3),
     row(("BLOCKS_PER_WORD LOADED", [8, 16]), of_rows, 24, "uint8", block=8),  # a word of 16 bytes would have two blocks
     row(("BLOCKS_PER_WORD LOADED", [4, 16]), of_rows, 24, "uint8", block=4),  # and has four of these
     # A thread block owns as many rows as have room for theirs of taps, and long rows are cut in halves, and those of
     # halves, of as many taps of each pixel. One tile where there is no room for two.
     row((TAPS, [8, 4, 8, 65, 16, 1]), col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
     row((TAPS, [4, 1, 7, 29, 14, 1]), col2im, (512, 512), (7, 7), steps=(1, 1, 49)),
-    row((TAPS, [4, 2, 8, 33, 16, 1]), col2im, (512, 512), (8, 8), dtype="float64", steps=(1, 1, 64)),
     row((TAPS, [8, 8, 8, 66, 8, 1]), col2im, (512, 512), (8, 8), dtype="float16", steps=(1, 1, 64)),
     row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (1, 8), "gather_blocks", steps=(1, 1, 8)),
     row((TAPS, [2, 4, 24, 49, 4, 1]), col2im, (512, 512), (24, 24), steps=(1, 1, 576)),
@@ -489,20 +474,11 @@ REFUSED = [
     row("deinterleave .*needs rows of whole blocks, aligned to 8 bytes", taken_apart, (2, 4), (2,), begin=(0, 1)),
     row("output_driven would need .* bytes of shared memory", placed, *OF_FIFTY_AXES, 3, "output_driven"),
     row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
+    # What no GPU has.
+    row("2147483648 thread blocks, of which there are 2147483647", launched_with, grid=(2**31, 1, 1)),
+    row("65536 rows of thread blocks, of which there are 65535", launched_with, grid=(1, 65536, 1)),
+    row("49153 bytes of shared memory, of which there are 49152", launched_with, shared_bytes=49153),
 ]
-
-
-@pytest.mark.parametrize(
-    ("needs", "match"),
-    [
-        ({"grid": (2**31, 1, 1)}, "2147483648 thread blocks, of which there are 2147483647"),
-        ({"grid": (1, 65536, 1)}, "65536 rows of thread blocks, of which there are 65535"),
-        ({"shared_bytes": 49153}, "49153 bytes of shared memory, of which there are 49152"),
-    ],
-)
-def test_a_launch_of_more_than_every_gpu_has_is_refused(needs, match):
-    with pytest.raises(Unsupported, match=match):
-        replace(col2im((4, 4), (2, 2)), **needs)
 
 
 @pytest.mark.parametrize(("match", "plan"), REFUSED)
@@ -624,7 +600,6 @@ def test_equal_structs_have_equal_bytes():
 # Random calls
 
 CALLS = 4000
-"""Of the ordinary test; PLANNED_CALLS and COMPILED_PLANS say how many --many plans and compiles."""
 REGISTERS_OF_A_BLOCK = 65536
 INDICES = {"int": 2**31 - 1, "long long": 2**63 - 1}
 COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "BLOCK_WIDTH", "CHUNK_PHASES", "CHUNK", "PIXELS", "TAPS", "PHASE")
@@ -658,12 +633,10 @@ def may_be_chosen(problem, plan):
     return plan is not None and (plan.variant != "atomic" or problem.any_order)
 
 
-def check_random_calls(seeds, sampled=0.0):
-    """Plan a random call for each seed, by every variant and by auto; return how many plans, and a share of them."""
-    count, sample = 0, []
+def random_plans(seeds):
+    """Plan a random call for each seed, by every variant and by auto; yield the plans, each with its seed."""
     for seed in seeds:
-        rng = random.Random(seed)
-        problem = random_problem(rng)
+        problem = random_problem(random.Random(seed))
         if 0 in (*problem.input.shape, *problem.output.shape):
             continue
         found, where = plans_of(problem), f"seed {seed}: {problem}"
@@ -674,46 +647,26 @@ def check_random_calls(seeds, sampled=0.0):
             assert may_be_chosen(problem, auto), f"auto gives up the order, {where}"
             assert replace(auto, reason="") == replace(found[auto.variant], reason=""), f"auto plans otherwise, {where}"
         for plan in filter(None, found.values()):
-            count += 1
             for limit, needed, most in needs(plan):
                 assert 0 <= needed <= most, f"{limit} of {plan}, {where}"
-            if rng.random() < sampled:
-                sample.append(plan)
-    return count, sample
+            yield plan, seed
+
+
+def random_seeds(count):
+    first = random.SystemRandom().randrange(2**40)
+    return range(first, first + count)
 
 
 def test_auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu():
-    first = random.SystemRandom().randrange(2**40)
-    count, _ = check_random_calls(range(first, first + CALLS))
-    assert count > CALLS, "few calls were served"
-
-
-def compile_plan(plan, architecture):
-    """Say what is wrong with a plan's machine code, or None."""
-    try:
-        needed = hostcuda.cubin.resources(plan, architecture)
-    except hostcuda.cubin.CompileError as error:
-        return f"sm_{architecture}: {plan}\n{error}"
-    finally:
-        hostcuda.cubin.compile.cache_clear()
-    if needed.shared_bytes != plan.shared_bytes or needed.registers * prod(plan.block) > REGISTERS_OF_A_BLOCK:
-        return f"sm_{architecture}: {needed} of {plan}"
-    return None
+    assert len(list(random_plans(random_seeds(CALLS)))) > CALLS, "few calls were served"
 
 
 @pytest.mark.many
 @pytest.mark.nvrtc
-def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compile():
-    """PLANNED_CALLS and COMPILED_PLANS set how many; PLANNER_SEED repeats a run."""
-    calls, compiled = int(os.environ.get("PLANNED_CALLS", 10**6)), int(os.environ.get("COMPILED_PLANS", 3000))
-    first = int(os.environ.get("PLANNER_SEED", random.SystemRandom().randrange(2**40)))
-    print(f"PLANNER_SEED={first}")
-    tasks = [range(seed, min(seed + 2000, first + calls)) for seed in range(first, first + calls, 2000)]
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        parts = pool.imap(partial(check_random_calls, sampled=min(1.0, 8 * compiled / calls)), tasks)
-        distinct = {(plan.symbol, plan.defines): plan for _, sample in parts for plan in sample}
-        rng = random.Random(first)
-        chosen = rng.sample(list(distinct.values()), min(compiled, len(distinct)))
-        architectures = [90 if rng.random() < 0.5 else rng.choice(hostcuda.cubin.ARCHITECTURES) for _ in chosen]
-        wrong = [fault for fault in pool.starmap(compile_plan, zip(chosen, architectures, strict=True), 8) if fault]
-    assert not wrong, "\n\n".join(wrong[:5])
+@pytest.mark.parametrize("part", range(500))
+def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compile(part):
+    for plan, seed in random.sample(list(random_plans(random_seeds(2000))), 6):
+        architecture = random.choice((90, random.choice(hostcuda.cubin.ARCHITECTURES)))
+        needed = hostcuda.cubin.resources(plan, architecture)
+        assert needed.shared_bytes == plan.shared_bytes, f"sm_{architecture}: {plan}, seed {seed}"
+        assert needed.registers * prod(plan.block) <= REGISTERS_OF_A_BLOCK, f"sm_{architecture}: {plan}, seed {seed}"

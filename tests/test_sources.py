@@ -6,13 +6,14 @@ import random
 import re
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from cases import Case
+from executors import call_of
 from specialisations import SOURCES, specialisations
 
 from bench import hostcuda
-from gpufold.calls import Call, Unsupported
-from gpufold.geometry import col2im_geometry
+from gpufold.calls import Unsupported
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
@@ -22,34 +23,15 @@ STATEMENT = re.compile(r'\basm\s*(?:volatile\s*)?\(\s*((?:"[^"]*"\s*)+):([^:;]*)
 """Inline PTX: its text, its outputs, its inputs, and what else it changes."""
 
 
-def operands(text: str | None) -> list[str]:
-    """Return the constraints of a list of operands."""
-    return re.findall(r'"([^"]+)"\s*\(', text or "")
-
-
 def assembly(text: str):
-    """Yield every piece of inline PTX in a source: its line, its instructions, its outputs and its inputs."""
+    """Yield every piece of inline PTX in a source: its line, its instructions, and the constraints of its outputs."""
     for found in STATEMENT.finditer(text):
-        instructions = "".join(re.findall(r'"([^"]*)"', found[1])).strip("{} ").split(";")
-        yield text.count("\n", 0, found.start()) + 1, instructions, operands(found[2]), operands(found[3])
-
-
-def written(instruction: str) -> set[int]:
-    """Return the numbers of the operands that an instruction writes: those of its first operand, {%0, %1} as one."""
-    found = re.match(r"\s*(?:@!?\w+\s+)?[\w.]+\s+(\{[^}]*\}|%\d+)", instruction)
-    return {int(number) for number in re.findall(r"%(\d+)", found[1])} if found else set()
+        instructions = "".join(re.findall(r'"([^"]*)"', found[1])).strip("{}; ").split(";")
+        yield text.count("\n", 0, found.start()) + 1, instructions, re.findall(r'"([^"]+)"\s*\(', found[2])
 
 
 def used(instruction: str) -> set[int]:
     return {int(number) for number in re.findall(r"%(\d+)", instruction)}
-
-
-def clobbered(instructions: list[str], outputs: list[str], inputs: list[str]) -> set[int]:
-    """Return the outputs that are written while an input is still to be read, and may be given its register."""
-    numbers = range(len(outputs), len(outputs) + len(inputs))
-    last_read = max((i for i, line in enumerate(instructions) if used(line) & set(numbers)), default=-1)
-    early = set().union(*(written(line) for line in instructions[:last_read])) & set(range(len(outputs)))
-    return {number for number in early if not re.match(r"[=+]&", outputs[number])}
 
 
 @pytest.mark.parametrize("source", sorted(path.name for path in KERNELS.glob("*.cu*")))
@@ -57,9 +39,10 @@ def test_outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them(sou
     text = (KERNELS / source).read_text().replace('" L2_FETCH "', "")
     found = list(assembly(text))
     assert len(found) == len(re.findall(r"\basm\b[^\n]*\(", text)), "every piece of inline PTX is understood"
-    for line, instructions, outputs, inputs in found:
-        assert max(set().union(*map(used, instructions)), default=-1) < len(outputs) + len(inputs)
-        assert not clobbered(instructions, outputs, inputs), f'{source}:{line} needs "=&" for what it writes early'
+    for line, instructions, outputs in found:
+        early = set().union(*map(used, instructions[:-1])) & set(range(len(outputs)))
+        for number in early:
+            assert re.match(r"[=+]&", outputs[number]), f'{source}:{line} needs "=&" for what it writes early'
 
 
 KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\([^)]*\)\s+(\w+)\(([^{]*)\)\s*\{')
@@ -73,21 +56,14 @@ def arrays_of(text: str) -> set[str]:
     return {re.findall(r"\w+", parameter)[-1] for parameter in parameters if re.search(r"\*|\bWeights\b", parameter)}
 
 
-def table_of(text: str) -> dict[str, str]:
-    """Return the rows of the table in a source's header: what it says of each array, by its name."""
-    header = text[: text.index("#include")]
-    rows = re.findall(r"^// {3}(\w+)((?: .*)(?:\n// {4,}.*)*)", header, re.MULTILINE)
-    return {name: " ".join(row.replace("//", " ").split()) for name, row in rows}
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
     text = (KERNELS / source).read_text()
     assert len(KERNEL.findall(text)) == text.count('extern "C" __global__'), "every kernel function is understood"
-    table = table_of(text)
-    assert set(table) == arrays_of(text)
-    for name, row in table.items():  # an array's shape or whose weights it has, and what is done with its elements
-        assert re.search(r"(\(.*\)|weights of).*\b(read|written|added to)\b", row), f"{name} of {source}: {row}"
+    rows = re.findall(r"^// {3}(\w+)((?: .*)(?:\n// {4,}.*)*)", text[: text.index("#include")], re.MULTILINE)
+    assert {name for name, _ in rows} == arrays_of(text)
+    for name, row in rows:  # an array's shape or whose weights it has, and what is done with its elements
+        assert re.search(r"(?s)(\(.*\)|weights of).*\b(read|written|added\W+to)\b", row), f"{name} of {source}: {row}"
 
 
 @pytest.mark.nvcc
@@ -115,16 +91,12 @@ FAR_CASES = (
 @pytest.mark.parametrize("case", FAR_CASES, ids=str)
 def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
     """nvcc warns of constants that change by a conversion."""
-    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
-    operands = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
-    compiled = []
+    call, compiled = call_of(operation, case, lambda shape: np.broadcast_to(np.float32(0), shape)), []
     for variant in variants(operation):
         with suppress(Unsupported):
-            plan = choose(
-                Call(operation, geometry, "float32", variant=variant),
-                *operands[:: 1 if operation == "col2im" else -1],
-                H200,
-            )
+            described = call.described(variant)
+            arrays = Operand.contiguous(call.data.shape), Operand.contiguous(described.result_shape)
+            plan = choose(described, *arrays, H200)
             assert dict(plan.defines)["OFFSET"] == "long long"
             assert hostcuda.nvcc.compile(plan.source, plan.defines, 90)
             compiled.append(variant)

@@ -56,9 +56,9 @@ RUNTIMES: dict[Runtime, tuple[list[str], list[str]]] = {
     "plain": (["scheduler.cpp"], ["-O2", "-shared"]),
     "observed": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED=1", "-shared"]),
     "machine": (["machine.cpp"], ["-O3", "-ffp-contract=off", "-frounding-math", *_vector_flags(), "-shared"]),
-    "sanitized": (["scheduler.cpp", "standalone.cpp"], ["-O1", "-gdwarf-4", *SANITIZERS, "-rdynamic", "-ldl"]),
+    "sanitized": (["scheduler.cpp"], ["-O1", "-gdwarf-4", *SANITIZERS, "-shared"]),
 }
-"""What runs the kernels of a build, a library or a program, or their machine code: its sources and flags."""
+"""The library that runs the kernels of a build, or their machine code: its sources and flags."""
 
 
 class BuildError(Exception):
@@ -118,18 +118,17 @@ def with_includes(source: Path, folders: tuple[Path, ...], known: dict[Path, byt
                 break
 
 
-def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
-    """Make something, unless it is kept on disk for what it is made of."""
-    key = hashlib.sha256()
+def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[Path], object], command: str = "") -> Path:
+    """Return the file that is kept for what it is made of; where there is none, let a function make it."""
+    key = hashlib.sha256(command.encode())
     for part in made_of:
         key.update(hashlib.sha256(part).digest())
     result = cache_folder() / f"{key.hexdigest()[:32]}{suffix}"
-    if result.exists():
-        return result.read_bytes()
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        (Path(folder) / result.name).write_bytes(made := make())
-        (Path(folder) / result.name).replace(result)  # atomic: two processes may make the same
-    return made
+    if not result.exists():
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+            make(made := Path(folder) / result.name)
+            made.replace(result)  # atomic: two processes may make the same
+    return result
 
 
 def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
@@ -140,19 +139,13 @@ def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
     known: dict[Path, bytes] = {}
     for source in sources:
         with_includes(source, (HOST,), known)
-    key = hashlib.sha256("\0".join([_compiler(), str(cuda_headers()), *command]).encode())
-    for content in known.values():
-        key.update(hashlib.sha256(content).digest())
-    result = cache_folder() / f"{key.hexdigest()[:32]}{suffix}"
-    if result.exists():
-        return result
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        made = Path(folder) / result.name
+
+    def make(made: Path) -> None:
         done = subprocess.run([*command, "-o", str(made)], cwd=CHECKOUT, capture_output=True, text=True)
         if done.returncode:
             raise BuildError(f"{' '.join(command)}\n{done.stderr}")
-        made.replace(result)  # atomic: two processes may build the same
-    return result
+
+    return keep(suffix, known.values(), make, "\0".join([_compiler(), str(cuda_headers()), *command]))
 
 
 def _here(path: Path) -> str:
@@ -186,13 +179,12 @@ def _precompiled_words(build: Build) -> Path:
 def build_kernel(source: Path, symbol: str, defines: Defines, build: Build) -> Path:
     """The kernel as a library, built from its unmodified source; headers beside the source are its own."""
     runtime = build_runtime(build)
-    linked = [] if build == "sanitized" else [f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
     command = [
         *[*KERNEL, *KERNEL_FLAGS[build], "-shared", "-nostdlib"],
         *["-include", str(_precompiled_words(build).with_suffix(""))],
         *[f"-D{name}={value}" for name, value in defines],
         *[f'-DHOSTCUDA_SOURCE="{source.name}"', f"-DHOSTCUDA_SYMBOL={symbol}"],
         *[f"-I{_here(source.parent)}", *_includes(), _here(HOST / "entry.cpp")],
-        *[*linked, "-lm", "-lc"],
+        *[f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lm", "-lc"],
     ]
     return _cached(".so", [HOST / "entry.cpp", source], command)

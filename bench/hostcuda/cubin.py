@@ -15,7 +15,6 @@ import re
 import shutil
 import struct
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -151,7 +150,7 @@ def compile(
     headers = [content for path, content in sorted(made.items()) if path != kernels / source]
     placeless = options(defines, architecture, Path("kernels"), flush)
     key = [_versions().encode(), text.encode(), *map(str.encode, placeless), *headers]
-    return keep(".elf", key, lambda: _compile(source, text, passed))
+    return keep(".elf", key, lambda made: made.write_bytes(_compile(source, text, passed))).read_bytes()
 
 
 def compile_text(text: str, passed: Sequence[str]) -> bytes:
@@ -227,16 +226,16 @@ def architecture_of(device: Device) -> int:
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
     """Count a plan's instructions by name, subroutines included: once each, however often they are run."""
-    cubin = compile(plan.source, plan.defines, architecture, flush=flush, symbol=plan.symbol)
-    return Counter(line.name for line in _instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
+    listed = instructions(plan.source, plan.symbol, plan.defines, architecture, flush=flush)
+    return Counter(line.name for line in listed)
 
 
 @cache
 def instructions(
-    source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS
+    source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS, flush: bool = True
 ) -> tuple[Instruction, ...]:
     """Compile a kernel and list its machine code."""
-    cubin = compile(source, defines, architecture, kernels, symbol=symbol)
+    cubin = compile(source, defines, architecture, kernels, flush, symbol)
     return tuple(_instructions(_read(cubin, "nvdisasm", "-c"), symbol))
 
 
@@ -256,14 +255,12 @@ def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNE
 
 def _read(cubin: bytes, tool: str, option: str) -> str:
     key = [_versions().encode(), tool.encode(), option.encode(), cubin]
-    return keep(".txt", key, lambda: _run(cubin, tool, option)).decode()
 
+    def make(made: Path) -> None:
+        (file := made.with_suffix(".cubin")).write_bytes(cubin)
+        made.write_bytes(subprocess.run([_tool(tool), option, str(file)], capture_output=True, check=True).stdout)
 
-def _run(cubin: bytes, tool: str, option: str) -> bytes:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([_tool(tool), option, file.name], capture_output=True, check=True).stdout
+    return keep(".txt", key, make).read_text()
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import os
+import pickle
 import re
 import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,14 +66,13 @@ def launch(
     """
     build: Build = "observed" if mode == "shuffled" else mode
     path = build_kernel(source, symbol, defines, build)
-    placed = [_prepared(argument) for argument in arguments]
+    kernel = path, build_runtime(build)
     try:
         if build == "sanitized":
-            _run_apart(path, grid, block, placed)
+            _run_apart(kernel, grid, block, arguments)
         else:
-            kernel = module.load(path, build_runtime(build))
-            what = module.Launch(kernel.module, grid=grid, block=block, seed=seed + 1 if mode == "shuffled" else 0)
-            _run_here(kernel, what, placed, build == "observed", writes_once, skips, known)
+            shuffled = seed + 1 if mode == "shuffled" else 0
+            _run_here(kernel, grid, block, arguments, shuffled, build == "observed", writes_once, skips, known)
     except Fault as fault:
         raise Fault(f"{symbol}: {_with_lines(path, str(fault))}") from None
 
@@ -86,7 +89,33 @@ def run(
     seed: int = 0,
     kernels: Path = KERNELS,
 ) -> None:
-    """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises.
+    """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises."""
+    known = np.arange(plan.scratch_bytes) < plan.zeroed_bytes if plan.scratch_bytes else None
+    for step, arguments in launches_of(plan, input_array, output_array, window, positions, weight_out):
+        launch(
+            kernels / step.source,
+            step.symbol,
+            step.defines,
+            step.grid,
+            step.block,
+            arguments,
+            mode=mode,
+            seed=seed,
+            writes_once=not (step.is_prologue or step.atomic_output),
+            skips=step.partial_output,
+            known=known,
+        )
+
+
+def launches_of(
+    plan: Plan,
+    input_array: NDArray,
+    output_array: NDArray,
+    window: tuple[NDArray, ...] | None,
+    positions: NDArray | None,
+    weight_out: NDArray | None = None,
+) -> Iterator[tuple[Plan, tuple[Argument, ...]]]:
+    """Yield the launches of a plan, each with its arguments.
 
     The output starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
     """
@@ -99,27 +128,12 @@ def run(
         pointers = (*pointers, bytes(8) if window is None else window)
     if weight_out is not None:
         pointers = (*pointers, weight_out)
-    known = None
     if plan.scratch_bytes:
         scratch = scratch_of(plan)
-        known = np.arange(scratch.size) < plan.zeroed_bytes
         for step in plan.prologue:
-            what = kernels / step.source, step.symbol, step.defines, step.grid, step.block
-            launch(*what, (positions, scratch, step.parameters), mode=mode, seed=seed, known=known)
+            yield step, (positions, scratch, step.parameters)
         pointers = (*pointers, scratch)
-    launch(
-        kernels / plan.source,
-        plan.symbol,
-        plan.defines,
-        plan.grid,
-        plan.block,
-        (*pointers, plan.parameters),
-        mode=mode,
-        seed=seed,
-        writes_once=not plan.atomic_output,
-        skips=plan.partial_output,
-        known=known,
-    )
+    yield plan, (*pointers, plan.parameters)
 
 
 def scratch_of(plan: Plan) -> NDArray:
@@ -133,9 +147,12 @@ def launch_in_place(path: Path, grid: Size3, block: Size3, values: Sequence[byte
     """Launch a plain build on memory where it lies: every argument is the bytes that the kernel takes for it."""
     kernel = module.load(path, build_runtime("plain"))
     kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
-    what = module.Launch(kernel.module, grid=grid, block=block)
+    _call(kernel, module.Launch(kernel.module, grid=grid, block=block), kept)
+
+
+def _call(kernel: module.Kernel, what: module.Launch, values: Sequence[Any]) -> None:
     message = ctypes.create_string_buffer(4096)
-    what.arguments = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
+    what.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     what.message, what.message_size = ctypes.addressof(message), len(message)
     with _one_at_a_time:
         kernel.runtime.hostcuda_launch(ctypes.byref(what))
@@ -144,15 +161,22 @@ def launch_in_place(path: Path, grid: Size3, block: Size3, values: Sequence[byte
 
 
 def _run_here(
-    kernel: module.Kernel,
-    what: module.Launch,
-    arguments: list[Prepared],
-    observed: bool,
-    writes_once: bool,
-    skips: bool,
-    known: NDArray | None,
-) -> None:
-    """Run in this process, and bring the arrays back."""
+    files: tuple[Path, Path],
+    grid: Size3,
+    block: Size3,
+    given: Sequence[Argument],
+    seed: int = 0,
+    observed: bool = False,
+    writes_once: bool = False,
+    skips: bool = False,
+    known: NDArray | None = None,
+    guard: Callable[[int, int], Any] | None = None,
+) -> list[int]:
+    """Run in this process, and bring the arrays back; return which arguments were there to be written.
+
+    A guard is told of the memory around each array, by its address and size.
+    """
+    kernel, arguments = module.load(*files), [prepared(argument) for argument in given]
     if len(arguments) != len(kernel.parameters):
         raise TypeError(f"the kernel takes {len(kernel.parameters)} arguments, given are {len(arguments)}")
     values, arrays, writes = [], [], {}
@@ -164,11 +188,11 @@ def _run_here(
         if isinstance(argument, Placed):
             values.append(argument.pointer)
         else:
-            data = _bytes_of(argument, parameter.size)
+            data = bytes_of(argument, parameter.size)
             if len(data) != parameter.size:
                 raise TypeError(f"argument {i} must have {parameter.size} bytes, given are {len(data)}")
             values.append(ctypes.create_string_buffer(data, len(data)))
-        for placed in _arrays_of(argument):
+        for placed in arrays_of(argument):
             writable = parameter.pointer == module.POINTER
             array = module.Array(placed.start, placed.start + placed.memory.size, i, writable, placed.pointer)
             if observed:
@@ -180,87 +204,129 @@ def _run_here(
                     counts, writes[i] = placed.per_byte()
                     kept.append(counts)
                     array.writes = counts.ctypes.data
+            if guard:
+                behind = placed.front + placed.span
+                guard(placed.start, placed.front)
+                guard(placed.start + behind, placed.memory.size - behind)
             arrays.append(array)
     if observed and known is not None:
         flags, of_last = placed.per_byte()
         of_last[...] = known.reshape(of_last.shape)
         arrays[-1].known = flags.ctypes.data
-    message = ctypes.create_string_buffer(4096)
-    what.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    what = module.Launch(kernel.module, grid=grid, block=block, seed=seed)
     what.arrays, what.array_count = (module.Array * len(arrays))(*arrays), len(arrays)
-    what.message, what.message_size = ctypes.addressof(message), len(message)
-    with _one_at_a_time:
-        kernel.runtime.hostcuda_launch(ctypes.byref(what))
-    if message.value:
-        raise Fault(message.value.decode())
+    _call(kernel, what, values)
     if known is not None and of_last is not None:
         known[...] = of_last.reshape(known.shape)
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
-        for placed in _arrays_of(argument):
-            _bring_back(placed, i, parameter.pointer == module.POINTER)
+        bring_back(argument, i, parameter.pointer == module.POINTER)
     for i, counts in writes.items():
         missing = np.argwhere((counts == 0).any(axis=-1))
         if len(missing) and not skips:
             first = tuple(map(int, missing[0]))
             raise Fault(f"{len(missing)} elements of argument {i} were never written, the first is {first}")
+    return [i for i, parameter in enumerate(kernel.parameters) if parameter.pointer == module.POINTER]
 
 
-def _run_apart(path: Path, grid: Size3, block: Size3, arguments: list[Prepared]) -> None:
-    """Run in a process of its own, which a sanitizer ends where it finds something, and bring the arrays back."""
-    job = [bytes(module.Job(grid, block, 0, sum(len(_arrays_of(argument)) or 1 for argument in arguments)))]
-    for argument in arguments:
-        arrays = _arrays_of(argument)
-        if not arrays:
-            data = _bytes_of(argument, 8)
-            job.append(bytes(module.JobArgument(module.VALUE, len(data), 0, 0)) + data)
-        for place, array in enumerate(arrays):
-            of_struct = module.NEXT_OF_STRUCT if place else module.FIRST_OF_STRUCT
-            kind = of_struct if isinstance(argument, tuple) else module.ARRAY
-            job.append(bytes(module.JobArgument(kind, array.span, array.misalignment, array.offset - array.front)))
-            job.append(array.between_guards.tobytes())
+# ---------------------------------------------------------------------------------------------
+# Sanitizers: a process of their own, which they end where they find something
+
+_servers: list[subprocess.Popen[bytes]] = []
+"""The process that runs sanitized builds, one after the other, where there is one."""
+
+
+def _run_apart(files: tuple[Path, Path], grid: Size3, block: Size3, arguments: Sequence[Argument]) -> None:
+    """Run in the process of the sanitizers, and bring the arrays back."""
+    with _one_at_a_time:
+        server = _servers.pop() if _servers else _server()
+        assert server.stdin
+        assert server.stdout
+        pickler = pickle.Pickler(server.stdin)
+        pickler.dispatch_table = copyreg.dispatch_table | {np.ndarray: _as_it_lies}
+        pickler.dump((files, grid, block, arguments))
+        server.stdin.flush()
+        try:
+            answer = pickle.load(server.stdout)
+        except EOFError:
+            report = server.communicate()[1].decode(errors="replace")
+            raise Fault(report.partition("Shadow bytes around")[0]) from None
+        _servers.append(server)
+    if isinstance(answer, Exception):
+        raise answer
+    for i, content in answer.items():
+        array = arguments[i]
+        assert isinstance(array, np.ndarray)
+        array[...] = np.frombuffer(content, array.dtype).reshape(array.shape)
+
+
+def _server() -> subprocess.Popen[bytes]:
+    found = ["g++", "-print-file-name=libasan.so"]
+    library = subprocess.run(found, capture_output=True, text=True, check=True).stdout.strip()
     # Leaks are of no interest, and neither is where the process keeps its stacks.
-    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    done = subprocess.run(
-        [str(build_runtime("sanitized")), str(path)],
-        input=b"".join(job),
-        capture_output=True,
-        env=os.environ | options,
+    options = {"ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=16", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+        env=os.environ | options | {"LD_PRELOAD": library, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    if done.returncode:
-        report = done.stderr.decode(errors="replace")
-        raise Fault(report.partition("Shadow bytes around")[0])
-    answer = memoryview(done.stdout)
-    for i, argument in enumerate(arguments):
-        for array in _arrays_of(argument):
-            writable, answer = answer[0] == module.POINTER, answer[1:]
-            array.between_guards[...] = np.frombuffer(answer[: array.span], np.uint8)
-            answer = answer[array.span :]
-            _bring_back(array, i, writable)
 
 
-def _bring_back(array: Placed, index: int, writable: bool) -> None:
-    name = f"argument {index}"
-    if writable:
-        array.copy_back(name)
-    else:
-        array.check_unchanged(name)
+def serve() -> None:
+    """Run what the other process asks for until it ends."""
+    guard = ctypes.CDLL(None).__asan_poison_memory_region
+    guard.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    with suppress(EOFError):
+        while True:
+            *what, arguments = pickle.load(sys.stdin.buffer)
+            try:
+                answer: Any = {i: arguments[i].tobytes() for i in _run_here(*what, arguments, guard=guard)}
+            except (Fault, TypeError) as error:
+                answer = error
+            pickle.dump(answer, sys.stdout.buffer)
+            sys.stdout.flush()
 
 
-def _prepared(argument: Argument) -> Prepared:
+def _as_it_lies(array: NDArray) -> tuple[Any, ...]:
+    """Say how another process makes the same of an array: its strides stay, and its place in its owner's memory."""
+    placed = Placed(array)
+    content = bytes(placed.misalignment) + placed.between_guards.tobytes()
+    offset = placed.misalignment + placed.offset - placed.front
+    return _laid, (content, array.shape, f"V{array.itemsize}", offset, array.strides)
+
+
+def _laid(content: bytes, shape: tuple[int, ...], dtype: str, offset: int, strides: tuple[int, ...]) -> NDArray:
+    return np.ndarray(shape, dtype, np.frombuffer(bytearray(content), np.uint8), offset, strides)
+
+
+def prepared(argument: Argument) -> Prepared:
+    """Put the arrays of an argument where a GPU would have them."""
     if isinstance(argument, tuple):
         return tuple(map(Placed, argument))
     return Placed(argument) if isinstance(argument, np.ndarray) else argument
 
 
-def _arrays_of(argument: Prepared) -> tuple[Placed, ...]:
+def bring_back(argument: Prepared, number: int, writable: bool) -> None:
+    """Bring the arrays of an argument back, or check that nothing was written to them."""
+    for placed in arrays_of(argument):
+        if writable:
+            placed.copy_back(f"argument {number}")
+        else:
+            placed.check_unchanged(f"argument {number}")
+
+
+def arrays_of(argument: Prepared) -> tuple[Placed, ...]:
+    """Return the arrays of an argument."""
     if isinstance(argument, tuple):
         return argument
     return (argument,) if isinstance(argument, Placed) else ()
 
 
-def _bytes_of(value: tuple[Placed, ...] | bytes | int | None, size: int) -> bytes:
-    if isinstance(value, tuple):
-        return b"".join(bytes(placed.pointer) for placed in value)
+def bytes_of(value: Prepared, size: int = 8) -> bytes:
+    """Return what a kernel is given for an argument: of arrays their addresses."""
+    if isinstance(value, tuple | Placed):
+        return b"".join(bytes(placed.pointer) for placed in arrays_of(value))
     number = value or 0
     return number if isinstance(number, bytes) else number.to_bytes(size, "little", signed=number < 0)
 

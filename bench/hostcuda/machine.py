@@ -26,8 +26,8 @@ from gpufold.gpu.variants.moves import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS, build_runtime
-from .execute import scratch_of
-from .memory import Fault, NDArray, Placed, poison
+from .execute import Argument, arrays_of, bring_back, bytes_of, launches_of, prepared
+from .memory import Fault, NDArray
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, ABSOLUTE, INVERTED = 1, 2, 4
@@ -133,7 +133,7 @@ def _operations() -> dict[str, int]:
     return {name: number for number, name in enumerate(_library().hostcuda_machine_operations().decode().split())}
 
 
-SPECIAL = ("TID.X", "TID.Y", "TID.Z", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
+SPECIAL = ("TID.X", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
 
 COMPARISONS = {"LT": 1, "EQ": 2, "LE": 3, "GT": 4, "NE": 5, "GE": 6, "NUM": 7, "NAN": 8}
 """Of what holds: 1 less, 2 equal, 4 greater, 8 unordered."""
@@ -255,7 +255,7 @@ class _Reader:
             return self.made
         if name in CONTROL or name in ("RET", "BAR", "WARPSYNC"):
             self._control()
-        elif name in ("LDG", "LD", "LDS", "LDL", "STG", "ST", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG"):
+        elif name in ("LDG", "LDS", "LDL", "STG", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG"):
             self._memory()
         else:
             plain = name.removeprefix("U") if name.startswith("U") else name
@@ -311,7 +311,6 @@ class _Reader:
         self.put(base)
         self.put(self.source(uniform) if uniform else _Source())
         self.made.target = int(offset or "0", 0)
-        kind_of_value = 0
         if atomic:
             if not modifiers & {"ADD", "OR"}:
                 raise self.unknown()
@@ -324,13 +323,19 @@ class _Reader:
             self.put(_Source(value="OR" in modifiers))
         self.operands = []
 
+    def _plain(self, operation: str, count: int, *mode: int, real: bool = False, double: bool = False) -> None:
+        """Read where to, so many sources, and predicates."""
+        self.operation(operation)
+        self.to_register()
+        self.take(count, real=real, double=double)
+        self.from_predicates()
+        self.mode(*mode)
+
     def _mov(self) -> None:
         if self.has("64"):
             return self._wide("iadd_wide", 1)
-        self.operation("mov")
-        self.to_register()
-        self.take(1)
-        self.operands = []  # the mask of lanes' bytes, always all
+        self.operands = self.operands[:2]  # behind them is the mask of lanes' bytes, always all
+        self._plain("mov", 1)
 
     def _imad(self) -> None:
         wide, high = self.has("WIDE"), self.has("HI")
@@ -369,9 +374,7 @@ class _Reader:
         self.mode(self.has("X"))
 
     def _viadd(self) -> None:
-        self.operation("iadd3")
-        self.to_register()
-        self.take(2)
+        self._plain("iadd3", 2)
         self.put(_Source())
         self.no_carry()
 
@@ -408,10 +411,7 @@ class _Reader:
         self.mode(self.number(), self.number())
 
     def _shf(self) -> None:
-        self.operation("shf")
-        self.to_register()
-        self.take(3)
-        self.mode(self.has("R"), self.has("S32", "S64"), self.has("HI"), self.has("W"))
+        self._plain("shf", 3, self.has("R"), self.has("S32", "S64"), self.has("HI"), self.has("W"))
 
     def _setp(self, operation: str, compare: int, signed: bool, flush: bool) -> None:
         self.operation(operation)
@@ -440,10 +440,8 @@ class _Reader:
     def _sel(self) -> None:
         if self.has("64"):
             return self._wide("sel_wide", 2)
-        self.operation("fsel" if self.base == "FSEL" else "sel")
-        self.to_register()
-        self.take(2, real=self.base == "FSEL")
-        self.from_predicates()
+        is_real = self.base == "FSEL"
+        self._plain("fsel" if is_real else "sel", 2, real=is_real)
 
     _fsel = _sel
 
@@ -462,26 +460,14 @@ class _Reader:
     _vimnmx = _viaddmnmx = _imnmx
 
     def _unary(self) -> None:
-        self.operation(self.base.removeprefix("U").lower())
-        self.to_register()
-        self.take(1)
-        self.mode(self.has("SH"))
         if self.base == "FLO" and not self.has("U32"):
             raise self.unknown()
+        self._plain(self.base.removeprefix("U").lower(), 1, self.has("SH"))
 
     _iabs = _popc = _flo = _brev = _unary
 
-    def _idp(self) -> None:
-        if self.modifiers != ["2A", "LO", "U16", "U8"]:
-            raise self.unknown()
-        self.operation("idp")
-        self.to_register()
-        self.take(3)
-
     def _prmt(self) -> None:
-        self.operation("prmt")
-        self.to_register()
-        self.take(3)
+        self._plain("prmt", 3)
 
     def _p2r(self) -> None:
         self.operation("p2r")
@@ -517,7 +503,7 @@ class _Reader:
         self.made.uniform = self.base == "VOTEU"
         self.to_predicates(1)
         self.from_predicates()
-        self.mode(("ANY", "ALL", "EQ").index(self.modifiers[0]))
+        self.mode(("ANY", "ALL").index(self.modifiers[0]))
 
     _voteu = _vote
 
@@ -528,48 +514,31 @@ class _Reader:
         self.take(3)
         self.mode(("IDX", "UP", "DOWN", "BFLY").index(self.modifiers[0]))
 
+    def _rounding(self) -> int:
+        return next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
+
     def _i2f(self) -> None:
-        self.operation("i2f")
-        self.to_register()
-        self.take(1)
-        bits = 8 if self.has("U8", "S8") else 16 if self.has("U16", "S16") else 32
-        rounding = next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-        self.mode(not self.has("U8", "U16", "U32"), rounding, bits, self.has("F64"))
-        if self.has("F16"):
+        if self.has("F16", "F64", "U8", "S8", "U16", "S16"):
             raise self.unknown()
+        self._plain("i2f", 1, not self.has("U32"), self._rounding())
 
     _i2fp = _i2f
 
     def _f2i(self) -> None:
-        self.operation("f2i")
-        self.to_register()
-        self.take(1, real=True)
-        self.mode(not self.has("U32"))
-        if not self.has("TRUNC") or self.has("F64", "U64", "S64"):
+        if not self.has("TRUNC") or not self.has("U32"):
             raise self.unknown()
+        self._plain("f2i", 1, real=True)
 
     def _fadd(self) -> None:
-        self.operation(self.base.lower())
-        self.to_register()
-        self.take(3 if self.base == "FFMA" else 2, real=True)
-        rounding = next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-        self.mode(self.has("FTZ"), rounding)
+        count = 3 if self.base == "FFMA" else 2
+        self._plain(self.base.lower(), count, self.has("FTZ"), self._rounding(), real=True)
 
     _fmul = _ffma = _fadd
 
-    def _fmnmx(self) -> None:
-        self.operation("fmnmx")
-        self.to_register()
-        self.take(2, real=True)
-        self.from_predicates()
-
     def _mufu(self) -> None:
-        self.operation("mufu")
-        self.to_register()
-        self.take(1, real=True)
         if self.modifiers[0] not in ("RCP", "RSQ", "RCP64H"):
             raise self.unknown()
-        self.mode(("RCP", "RSQ", "RCP64H").index(self.modifiers[0]))
+        self._plain("mufu", 1, ("RCP", "RSQ", "RCP64H").index(self.modifiers[0]), real=True)
 
     def _fchk(self) -> None:
         self.operation("fchk")
@@ -577,9 +546,7 @@ class _Reader:
         self.take(2, real=True)
 
     def _dadd(self) -> None:
-        self.operation(self.base.lower())
-        self.to_register()
-        self.take(3 if self.base == "DFMA" else 2, double=True)
+        self._plain(self.base.lower(), 3 if self.base == "DFMA" else 2, double=True)
 
     _dmul = _dfma = _dadd
 
@@ -604,12 +571,9 @@ class _Reader:
         self.operands = []
 
     def _f2fp(self) -> None:
-        self.operation("float_to_half")
-        self.to_register()
-        self.take(2, real=True)
-        self.mode(self.has("BF16"))
         if not self.has("PACK_AB"):
             raise self.unknown()
+        self._plain("float_to_half", 2, self.has("BF16"), real=True)
 
     def _f2f(self) -> None:
         wide = self.modifiers == ["F64", "F32"]
@@ -623,9 +587,7 @@ class _Reader:
             raise self.unknown()
 
     def _r2ur(self) -> None:
-        self.operation("r2ur")
-        self.to_register()
-        self.take(1)
+        self._plain("r2ur", 1)
 
     def _ldc(self) -> None:
         self.operation("ldc")
@@ -679,12 +641,6 @@ def _constants(architecture: int, plan: Plan, arguments: bytes, kernels: Path) -
     return bytes(bank) + cubin.section(plan, f".nv.constant2.{plan.symbol}", architecture, kernels)
 
 
-def architecture_of(device: Device) -> int:
-    """Return the architecture that machine code is made for, 90 for compute capability 9.0."""
-    major, minor = device.compute_capability
-    return 10 * major + minor
-
-
 def work(
     plan: Plan,
     input_array: NDArray,
@@ -696,56 +652,29 @@ def work(
     kernels: Path = KERNELS,
 ) -> Work:
     """Execute a plan's machine code for a device, and count; arrays become what a GPU would make of them."""
-    arrays = input_array, output_array, window, positions
-    scratch = scratch_of(plan) if plan.scratch_bytes else None
     done = [
-        _run(step, *arrays, scratch=scratch, architecture=architecture_of(device), kernels=kernels)
-        for step in (*plan.prologue, plan)
+        _run(step, arguments, cubin.architecture_of(device), kernels)
+        for step, arguments in launches_of(plan, input_array, output_array, window, positions)
     ]
     return replace(done[-1], prologue=tuple(done[:-1]))
 
 
-def _run(
-    plan: Plan,
-    input_array: NDArray,
-    output_array: NDArray,
-    window: tuple[NDArray, ...] | None,
-    positions: NDArray | None,
-    *,
-    scratch: NDArray | None,
-    architecture: int,
-    kernels: Path,
-) -> Work:
-    """Execute a plan's machine code for an architecture; arrays become what a GPU would make of them.
-
-    One launch is executed: those before it are plans of their own, which share scratch memory with it.
-    """
+def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels: Path) -> Work:
+    """Execute one launch: those before it are plans of their own, which share scratch memory with it."""
     code = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
     figures = cubin.figures(plan, architecture, kernels)
     shared_bytes = figures.shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
-    if not plan.reads_output:
-        output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
-    weights = tuple(map(Placed, window or ()))
-    data, result = Placed(input_array), Placed(output_array)
-    places, lists = (None if array is None else Placed(array) for array in (positions, scratch))
-    constant = [placed for placed in (data, places, *weights) if placed is not None]
-    written = [placed for placed in (result, lists) if placed is not None]
-    taken = (places, lists) if plan.is_prologue else (data, result, places)
-    pointers = [placed.pointer.value or 0 for placed in taken if placed is not None]
-    if plan.takes_window and not plan.is_prologue:
-        pointers += [placed.pointer.value or 0 for placed in weights] or [0]
-    if lists is not None and not plan.is_prologue:
-        pointers.append(lists.pointer.value or 0)
-    arguments = struct.pack(f"{len(pointers)}Q", *pointers) + plan.parameters
-
-    def array(placed: Placed, writable: bool) -> _Array:
-        begin = placed.start + placed.front
-        return _Array(begin, begin + placed.span, writable, 0)
-
-    arrays = [array(placed, placed in written) for placed in (*written, *constant)]
+    given = [prepared(argument) for argument in arguments]
+    # An output comes second, after what is read, and scratch memory last.
+    written = {1, len(given) - 2} if plan.scratch_bytes else {1}
+    arrays = []
+    for number, argument in enumerate(given):
+        for placed in arrays_of(argument):
+            begin = placed.start + placed.front
+            arrays.append(_Array(begin, begin + placed.span, number in written, 0))
     counters, message = Counters(), ctypes.create_string_buffer(1024)
-    constants = np.frombuffer(_constants(architecture, plan, arguments, kernels), np.uint8)
+    constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, given)), kernels), np.uint8)
     what = _Launch(
         code,
         len(code),
@@ -763,8 +692,6 @@ def _run(
     _library().hostcuda_machine_launch(ctypes.byref(what))
     if message.value:
         raise Fault(f"{plan.symbol}, machine code for {architecture}: {message.value.decode()}")
-    for placed in written:
-        placed.copy_back("the output" if placed is result else "scratch memory")
-    for placed in constant:
-        placed.check_unchanged("an argument")
+    for number, argument in enumerate(given):
+        bring_back(argument, number, number in written)
     return Work(counters, figures)

@@ -12,10 +12,6 @@ POINTER_TO_CONST, POINTER = 1, 2
 """What a parameter may be besides a value: Parameter.pointer."""
 
 
-VALUE, ARRAY, FIRST_OF_STRUCT, NEXT_OF_STRUCT = range(4)
-"""What a job has for an argument: its value, what it points at, or one after another what a struct's pointers do."""
-
-
 class Parameter(ctypes.Structure):
     _fields_ = (("size", ctypes.c_uint32), ("pointer", ctypes.c_uint32))
 
@@ -55,24 +51,6 @@ class Launch(ctypes.Structure):
         ("message_size", ctypes.c_uint32),
         ("array_count", ctypes.c_uint32),
         ("arrays", ctypes.POINTER(Array)),
-    )
-
-
-class Job(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("seed", ctypes.c_uint64),
-        ("argument_count", ctypes.c_uint64),
-    )
-
-
-class JobArgument(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-        ("misalignment", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
     )
 
 

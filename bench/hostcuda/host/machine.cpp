@@ -20,9 +20,9 @@
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
     X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
-    X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma) X(fmnmx)        \
+    X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
-    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync) X(idp)
+    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
 // clang-format on
 
 namespace hostcuda {
@@ -186,6 +186,13 @@ void count_global(Kind kind, const Access* begin, const Access* end)
 }
 
 using Words = uint32_t[kLanes];
+
+// Calls a function for each lane of a mask.
+template <typename Function> void for_lanes(uint32_t mask, Function function)
+{
+    for (; mask; mask &= mask - 1)
+        function(uint32_t(__builtin_ctz(mask)));
+}
 
 struct Warp {
     uint32_t first_thread, lanes;
@@ -424,9 +431,7 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
     const uint32_t* const uniform_high = uniform_wide ? raw(warp, uniform, uniform_high_space, 1) : nullptr;
     static std::vector<Access> accesses;
     accesses.clear();
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
+    for_lanes(active, [&](uint32_t lane) {
         uint64_t address = uint64_t(low[lane]) << base.part;
         address += wide ? uint64_t(high[lane]) << 32 : 0;
         address += uniform_low[lane] + (uniform_high ? uint64_t(uniform_high[lane]) << 32 : 0);
@@ -435,7 +440,7 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
             address = uint32_t(address);
         addresses[lane] = address;
         accesses.push_back({address, size});
-    }
+    });
     if (!active || space == kLocal)
         return;
     const Access *const first = accesses.data(), *const last = first + accesses.size();
@@ -451,9 +456,7 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
     find_addresses(warp, what, Kind::load, active, addresses);
     const int size = what.mode[1];
     const uint32_t words = std::max(size / 4, 1);
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
+    for_lanes(active, [&](uint32_t lane) {
         const char* const from = locate(warp, what.mode[0], lane, addresses[lane], size, false);
         uint32_t values[4] = {};
         memcpy(values, from, size);
@@ -461,82 +464,66 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
             values[0] = size == 1 ? int8_t(values[0]) : int16_t(values[0]);
         for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
             warp.vector[what.to + word][lane] = values[word];
+    });
+}
+
+// Types of atomic operations, in the order of machine.py.
+enum AtomicType { kFloat, kInteger, kDouble };
+
+// What an atomic operation leaves in memory.
+uint64_t combined(const Instruction& what, uint64_t old, uint64_t value)
+{
+    switch (what.mode[2]) {
+    case kFloat:
+        return as_bits(as_float(uint32_t(old)) + as_float(uint32_t(value)));
+    case kDouble:
+        return as_bits(as_double(old) + as_double(value));
+    default:
+        return what.source[3].value ? old | value : old + value;
     }
 }
 
+// Stores words, or combines them with what is there.
 void store(Warp& warp, const Instruction& what, uint32_t active)
 {
+    const bool is_atomic = Op(what.op) == Op::red;
     uint64_t addresses[kLanes];
-    find_addresses(warp, what, Kind::store, active, addresses);
+    find_addresses(warp, what, is_atomic ? Kind::atomic : Kind::store, active, addresses);
     const int size = what.mode[1];
     const uint32_t words = std::max(size / 4, 1);
     Words space[4];
     const uint32_t* values[4];
     for (uint32_t word = 0; word < words; ++word)
         values[word] = raw(warp, what.source[2], space[word], word);
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
-        uint32_t value[4];
+    for_lanes(active, [&](uint32_t lane) {
+        uint32_t value[4] = {};
         for (uint32_t word = 0; word < words; ++word)
             value[word] = values[word][lane];
-        memcpy(locate(warp, what.mode[0], lane, addresses[lane], size, true), value, size);
-    }
-}
-
-// Types of atomic operations, in the order of machine.py.
-enum AtomicType { kFloat, kInteger, kDouble };
-
-void reduce(Warp& warp, const Instruction& what, uint32_t active)
-{
-    uint64_t addresses[kLanes];
-    find_addresses(warp, what, Kind::atomic, active, addresses);
-    const uint32_t size = what.mode[1];
-    Words low_space, high_space;
-    const uint32_t* const low = raw(warp, what.source[2], low_space);
-    const uint32_t* const high = size == 8 ? raw(warp, what.source[2], high_space, 1) : nullptr;
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(active >> lane & 1))
-            continue;
         char* const at = locate(warp, what.mode[0], lane, addresses[lane], size, true);
-        uint64_t old = 0;
-        memcpy(&old, at, size);
-        const uint64_t value = low[lane] | (high ? uint64_t(high[lane]) << 32 : 0);
-        uint64_t made = 0;
-        switch (what.mode[2]) {
-        case kFloat:
-            made = as_bits(as_float(uint32_t(old)) + as_float(uint32_t(value)));
-            break;
-        case kDouble:
-            made = as_bits(as_double(old) + as_double(value));
-            break;
-        default:
-            made = what.source[3].value ? old | value : old + value;
+        if (is_atomic) {
+            uint64_t old = 0;
+            memcpy(&old, at, size);
+            const uint64_t made = combined(what, old, uint64_t(value[1]) << 32 | value[0]);
+            memcpy(value, &made, sizeof made);
+            for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
+                warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
         }
-        memcpy(at, &made, size);
-        for (uint32_t word = 0; what.to != kZeroRegister && word < size / 4; ++word)
-            warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
-    }
+        memcpy(at, value, size);
+    });
 }
 
 uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
 {
-    const uint32_t thread = warp.first_thread + lane;
-    const uint32_t* const extent = launch->block;
     switch (which) {
     case 0:
-        return thread % extent[0];
+        return warp.first_thread + lane; // kernels have blocks of one axis
     case 1:
-        return thread / extent[0] % extent[1];
     case 2:
-        return thread / extent[0] / extent[1];
     case 3:
+        return block[which - 1];
     case 4:
-    case 5:
-        return block[which - 3];
-    case 6:
         return lane;
-    case 7:
+    case 5:
         return (1u << lane) - 1;
     default:
         return 0;
@@ -630,25 +617,29 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return each(warp, what, active, [&](uint32_t lane) { return uint32_t(sums[lane] >> 32); });
         return each_pair(warp, what, active, [&](uint32_t lane) { return sums[lane]; });
     }
-    case Op::iadd3: {
-        // What is subtracted is added inverted, and one more, so that the carry says whether nothing was
-        // borrowed.
+    case Op::iadd3:
+    case Op::lea: {
+        // What is subtracted is added inverted, after a shift, and one more, so that the carry says whether
+        // nothing was borrowed.
+        const bool shifts = Op(what.op) == Op::lea, carries = !shifts && mode[0];
         const uint32_t* words[3];
+        uint32_t inverted[3];
         uint64_t ones = 0;
         for (int i = 0; i < 3; ++i) {
-            Source source = what.source[i];
-            if (source.flags & kNegative) {
-                source.flags = kInverted;
-                ones += 1;
-            }
-            words[i] = integers(warp, source, space[i]);
+            const Source& source = what.source[i];
+            words[i] = raw(warp, source, space[i]);
+            inverted[i] = source.flags & (kNegative | kInverted) ? kAll : 0;
+            ones += (source.flags & kNegative) != 0;
         }
-        const uint32_t first = mode[0] ? given(0) : 0, second = mode[0] ? given(1) : 0;
+        const uint32_t first = carries ? given(0) : 0, second = carries ? given(1) : 0;
+        const int shift = shifts ? mode[0] : 0;
         Words result;
         uint32_t once = 0, twice = 0;
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            const uint64_t sum = uint64_t(words[0][lane]) + words[1][lane] + words[2][lane] + ones +
-                                 (first >> lane & 1) + (second >> lane & 1);
+            uint64_t sum = ones + (first >> lane & 1) + (second >> lane & 1);
+            sum += (words[0][lane] << shift) ^ inverted[0];
+            sum += words[1][lane] ^ inverted[1];
+            sum += words[2][lane] ^ inverted[2];
             result[lane] = uint32_t(sum);
             once |= uint32_t(sum >> 32 >= 1) << lane;
             twice |= uint32_t(sum >> 32 >= 2) << lane;
@@ -660,30 +651,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::iadd_wide: {
         const Pairs a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
         return each_pair(warp, what, active, [&](uint32_t lane) { return a[lane] + b[lane] + c[lane]; });
-    }
-    case Op::lea: {
-        Source shifted = what.source[0], source = what.source[1];
-        const bool inverts = shifted.flags & kNegative; // as of iadd3, after the shift
-        if (inverts)
-            shifted.flags = 0;
-        uint32_t one = inverts ? 1 : 0;
-        if (source.flags & kNegative) {
-            source.flags = kInverted;
-            one += 1;
-        }
-        const uint32_t *const a = integers(warp, shifted, space[0]), *const b =
-                                                                         integers(warp, source, space[1]);
-        const int shift = mode[0];
-        Words result;
-        uint32_t carry = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            const uint32_t word = inverts ? ~(a[lane] << shift) : a[lane] << shift;
-            const uint64_t sum = uint64_t(word) + b[lane] + one;
-            result[lane] = uint32_t(sum);
-            carry |= uint32_t(sum >> 32) << lane;
-        }
-        put(warp, what, result, active);
-        return warp.set(what.to_predicate[0], carry, active);
     }
     case Op::lea_hi: {
         const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
@@ -828,12 +795,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return result;
         });
     }
-    case Op::idp: {
-        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
-        return each(warp, what, active, [=](uint32_t lane) {
-            return (a[lane] & 0xffff) * (b[lane] & 0xff) + (a[lane] >> 16) * (b[lane] >> 8 & 0xff) + c[lane];
-        });
-    }
     case Op::prmt: {
         const uint32_t *const a = integer(0), *const selector = integer(1), *const b = integer(2);
         return each(warp, what, active,
@@ -871,9 +832,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::vote: {
         const uint32_t for_it = given(0) & active;
         each(warp, what, active, [=](uint32_t) { return for_it; });
-        const bool holds = mode[0] == 0   ? for_it != 0
-                           : mode[0] == 1 ? for_it == active
-                                          : !for_it || for_it == active;
+        const bool holds = mode[0] == 0 ? for_it != 0 : for_it == active;
         return warp.set(what.to_predicate[0], holds ? kAll : 0, active);
     }
     case Op::shfl: {
@@ -897,17 +856,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::i2f: {
         const uint32_t* const a = integer(0);
-        const int bits = mode[2], part = what.source[0].part;
         const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
         const auto integer_of = [=](uint32_t lane) {
-            const uint32_t field = a[lane] >> part << (32 - bits);
-            const int64_t value =
-                is_signed ? int64_t(int32_t(field) >> (32 - bits)) : int64_t(field >> (32 - bits));
+            const int64_t value = is_signed ? int64_t(int32_t(a[lane])) : int64_t(a[lane]);
             return absolute && value < 0 ? -value : value;
         };
-        if (mode[3])
-            return each_pair(warp, what, active,
-                             [=](uint32_t lane) { return as_bits(double(integer_of(lane))); });
         const Rounding rounding(mode[1]);
         return each(warp, what, active, [=](uint32_t lane) {
             volatile float made = float(integer_of(lane));
@@ -916,11 +869,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::f2i: {
         const uint32_t* const a = real(0);
-        const bool is_signed = mode[0];
         return each(warp, what, active, [=](uint32_t lane) {
             const double value = std::trunc(double(as_float(a[lane])));
-            if (is_signed)
-                return uint32_t(int32_t(std::min(std::max(value, -2147483648.0), 2147483647.0)));
             return uint32_t(std::min(std::max(value, 0.0), 4294967295.0));
         });
     }
@@ -943,14 +893,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                                   : op == Op::fmul ? first * second
                                                    : std::fma(first, second, third);
             return as_bits(flushed(made, flush));
-        });
-    }
-    case Op::fmnmx: {
-        const uint32_t *const a = real(0), *const b = real(1);
-        const uint32_t least = given(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const float first = as_float(a[lane]), second = as_float(b[lane]);
-            return as_bits(least >> lane & 1 ? std::fmin(first, second) : std::fmax(first, second));
         });
     }
     case Op::mufu: {
@@ -1012,9 +954,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::ld:
         return load(warp, what, active);
     case Op::st:
-        return store(warp, what, active);
     case Op::red:
-        return reduce(warp, what, active);
+        return store(warp, what, active);
     case Op::ldc: {
         const uint32_t* const index = integer(1);
         const int size = mode[1];
@@ -1023,10 +964,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             for (uint32_t lane = 0; lane < kLanes; ++lane) {
                 if (!(active >> lane & 1))
                     continue;
-                const uint32_t place = what.source[0].value + index[lane] + 4 * word;
-                result[lane] = constant(place & ~3u) >> (8 * (place & 3));
-                if (size < 4)
-                    result[lane] &= (1u << (8 * size)) - 1;
+                result[lane] = constant(what.source[0].value + index[lane] + 4 * word);
             }
             put(warp, what, result, active, word);
         }
@@ -1050,9 +988,7 @@ void release(Warp& warp)
             there |= uint32_t(warp.at_sync >> other & 1 && warp.waits_at[other] == which) << other;
         if (party & ~there)
             continue;
-        for (uint32_t other = 0; other < kLanes; ++other)
-            if (party >> other & 1)
-                ++warp.place[other];
+        for_lanes(party, [&](uint32_t other) { ++warp.place[other]; });
         warp.at_sync &= ~party;
         warp.running |= party;
     }
@@ -1075,9 +1011,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
         const bool together = mask == warp.running;
         bool straight = true;
         const auto send = [&](uint32_t lanes, uint32_t where) {
-            for (uint32_t lane = 0; lane < kLanes; ++lane)
-                if (lanes >> lane & 1)
-                    warp.place[lane] = where;
+            for_lanes(lanes, [&](uint32_t lane) { warp.place[lane] = where; });
         };
         while (straight) {
             if (place >= launch->count)
@@ -1112,9 +1046,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 Words space;
                 const uint32_t* const where = raw(warp, what.source[0], space);
                 send(mask, place + 1);
-                for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    if (active >> lane & 1)
-                        warp.place[lane] = where[lane] / 16;
+                for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
                 straight = false;
                 continue;
             }
@@ -1128,9 +1060,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 continue;
             }
             case Op::bssy:
-                for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    if (active >> lane & 1)
-                        warp.reconvergence[what.mode[0]][lane] = active;
+                for_lanes(active, [&](uint32_t lane) { warp.reconvergence[what.mode[0]][lane] = active; });
                 ++place;
                 break;
             case Op::breaks:
@@ -1144,13 +1074,11 @@ void run(Warp& warp, const uint32_t (&block)[3])
             case Op::warpsync:
                 send(mask, place + 1);
                 send(active, place);
-                for (uint32_t lane = 0; lane < kLanes; ++lane) {
-                    if (!(active >> lane & 1))
-                        continue;
+                for_lanes(active, [&](uint32_t lane) {
                     warp.waits_at[lane] = what.mode[0];
                     if (Op(what.op) == Op::warpsync)
                         warp.reconvergence[16][lane] = warp.lanes;
-                }
+                });
                 warp.running &= ~active;
                 warp.at_sync |= active;
                 release(warp);

@@ -4,12 +4,6 @@
 //
 //   input   (2, threads)   read
 //   output  (threads, )    written, each element once
-#ifndef DISTANCE
-#define DISTANCE 1
-#endif
-#ifndef BARRIER
-#define BARRIER __syncthreads()
-#endif
 constexpr int distance = DISTANCE;
 
 extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output)

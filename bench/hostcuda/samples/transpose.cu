@@ -4,29 +4,21 @@
 //   input   (height, width)   read
 //   output  (width, height)   written, each element once
 //
-// Both extents are multiples of 32. DROPPED says which of its two barriers is missing, PITCH how far apart
-// the rows of the tile are: 33 keeps the elements of a column in different banks.
-#ifndef SCALAR
-#define SCALAR float
-#endif
+// Both extents are multiples of 32. DROPPED says which of its two barriers is missing.
 #ifndef DROPPED
 #define DROPPED 0
 #endif
-#ifndef PITCH
-#define PITCH 33
-#endif
-using Scalar = SCALAR;
 constexpr int dropped_barrier = DROPPED;
-constexpr int pitch = PITCH;
+constexpr int pitch = 33; // keeps the elements of a column in different banks
 
 struct Parameters {
     int height, width;
 };
 
-extern "C" __global__ void transpose(const Scalar* __restrict__ input, Scalar* __restrict__ output,
+extern "C" __global__ void transpose(const float* __restrict__ input, float* __restrict__ output,
                                      const Parameters parameters)
 {
-    __shared__ Scalar tile[32][pitch];
+    __shared__ float tile[32][pitch];
     const int left = blockIdx.x * 32, x = threadIdx.x, y = threadIdx.y;
 #pragma unroll 1
     for (int top = 0; top < parameters.height; top += 32) {
