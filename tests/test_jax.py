@@ -6,20 +6,18 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import assert_same_bits
 from fronts import EMPTY, EVERY, drawn, in_dtypes, named, operation_of, x64
+from jax.test_util import check_grads
 
 import gpufold
+from gpufold.jax import primitive
 
 pytestmark = pytest.mark.peer("jax")
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-
-from jax.test_util import check_grads  # noqa: E402
-
-import gpufold.jax  # noqa: E402  after the question whether JAX is there
-from gpufold.jax import primitive  # noqa: E402
 
 SEVEN = ("int32", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
@@ -34,12 +32,6 @@ def traced(arrays):
     return [*map(jnp.asarray, arrays)]
 
 
-def same_bits(got, want):
-    got = np.asarray(got)
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    assert got.tobytes() == np.ascontiguousarray(want).tobytes()
-
-
 # ---------------------------------------------------------------------------------------------
 # Values
 
@@ -50,13 +42,13 @@ def test_denormals_stay_as_numpy_has_them():
     want = gpufold.col2im(columns, (40_001,), (2,), window=(np.float32([0.5, 2.0]),))
     assert 0 < want.min() < 1e-38
     given, window = jnp.asarray(columns), (jnp.asarray(np.float32([0.5, 2.0])),)
-    same_bits(gpufold.jax.col2im(given, (40_001,), (2,), window=window), want)
+    assert_same_bits(gpufold.jax.col2im(given, (40_001,), (2,), window=window), want)
 
 
 @named(EMPTY)
 def test_empty_arrays(operation):
     arrays = operation.arrays("float32")
-    same_bits(jax.jit(operation)(*traced(arrays)), operation(*arrays))
+    assert_same_bits(jax.jit(operation)(*traced(arrays)), operation(*arrays))
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -71,19 +63,19 @@ def test_positions_are_of_any_integers(dtype, wide):
         for mode in ("constant", "edge"):
             want = gpufold.take_blocks(array, places, (3, 2), mode=mode)
             given = jnp.asarray(array)
-            same_bits(gpufold.jax.take_blocks(given, places, (3, 2), mode=mode), want)
+            assert_same_bits(gpufold.jax.take_blocks(given, places, (3, 2), mode=mode), want)
             if dtype != "uint64":  # of which no list fits
-                same_bits(gpufold.jax.take_blocks(given, places.tolist(), (3, 2), mode=mode), want)
+                assert_same_bits(gpufold.jax.take_blocks(given, places.tolist(), (3, 2), mode=mode), want)
             if wide or places.itemsize < 8:
-                same_bits(gpufold.jax.take_blocks(given, jnp.asarray(places), (3, 2), mode=mode), want)
+                assert_same_bits(gpufold.jax.take_blocks(given, jnp.asarray(places), (3, 2), mode=mode), want)
                 got = jax.jit(lambda a, p: gpufold.jax.take_blocks(a, p, (3, 2), mode=mode))(given, places)  # noqa: B023
-                same_bits(got, want)
+                assert_same_bits(got, want)
 
 
 def test_positions_may_hold_traced_numbers():
     array = np.arange(12.0).reshape(3, 4)
     got = jax.jit(lambda array, row: gpufold.jax.take_blocks(array, [(row, 1), (0, row)], (2, 2)))(array, 1)
-    same_bits(got, gpufold.take_blocks(array, [(1, 1), (0, 1)], (2, 2)))
+    assert_same_bits(got, gpufold.take_blocks(array, [(1, 1), (0, 1)], (2, 2)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -117,7 +109,7 @@ def test_the_transpose_is_the_adjoint(operation, dtype):
     image = linear(data)
     other = jnp.asarray(drawn(np.random.default_rng(5), np.dtype(dtype), image.shape))
     (back,) = jax.linear_transpose(linear, data)(other)
-    same_bits(jax.jit(lambda other: jax.linear_transpose(linear, data)(other)[0])(other), np.asarray(back))
+    assert_same_bits(jax.jit(lambda other: jax.linear_transpose(linear, data)(other)[0])(other), np.asarray(back))
     assert (back.dtype, back.shape) == (data.dtype, data.shape)
     wide = np.complex128 if "complex" in dtype else np.float64
     left = (np.asarray(image).astype(wide) * np.asarray(other).astype(wide)).sum()
@@ -151,16 +143,16 @@ def test_vmap_computes_each(operation, dtype):
     """Over every array at once, and over each by itself."""
     arrays = operation.arrays(dtype, lead=(3,))
     got = jax.vmap(operation)(*traced(arrays))
-    same_bits(got, np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
+    assert_same_bits(got, np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
     for number in range(len(arrays)):
         axes = tuple(0 if other == number else None for other in range(len(arrays)))
         given = [array if other == number else array[0] for other, array in enumerate(arrays)]
         rows = [[each[row] if other == number else each for other, each in enumerate(given)] for row in range(3)]
         want = np.stack([operation(*each) for each in rows])
-        same_bits(jax.vmap(operation, axes)(*traced(given)), want)
+        assert_same_bits(jax.vmap(operation, axes)(*traced(given)), want)
         given[number] = np.moveaxis(given[number], 0, -1)
         axes = tuple(axis if axis is None else -1 for axis in axes)
-        same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
+        assert_same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
 
 
 @pytest.mark.some(9, all=2)
@@ -190,7 +182,7 @@ def test_vmap_over_positions(name):
         return replace(operation, arguments=operation.arguments | {"positions": positions})(*given)
 
     got = jax.vmap(lambda positions: at(positions, traced(arrays)))(jnp.asarray(places))
-    same_bits(got, np.stack([at(positions, arrays) for positions in places]))
+    assert_same_bits(got, np.stack([at(positions, arrays) for positions in places]))
 
 
 def test_a_scan_adds_into_its_carry_and_has_gradients():
@@ -207,9 +199,9 @@ def test_a_scan_adds_into_its_carry_and_has_gradients():
     want = picture.copy()
     for row, at in zip(tiles, places, strict=True):
         gpufold.add_blocks_(want, row, at)
-    same_bits(jax.jit(stitched)(picture, tiles), want)
+    assert_same_bits(jax.jit(stitched)(picture, tiles), want)
     gradient = jax.grad(lambda tiles: (stitched(jnp.asarray(picture), tiles) ** 2).sum())(jnp.asarray(tiles))
-    same_bits(gradient, np.stack([gpufold.take_blocks(2 * want, at, (2, 2)) for at in places]))
+    assert_same_bits(gradient, np.stack([gpufold.take_blocks(2 * want, at, (2, 2)) for at in places]))
 
 
 def computed(monkeypatch):
@@ -273,7 +265,7 @@ def test_calls_from_many_threads_have_the_same_bits(threads):
         def call(number):
             given = jnp.asarray(columns)
             got = compiled(given) if number % 2 else gpufold.jax.col2im(given, (26, 26), (3, 3))
-            same_bits(got, want)
+            assert_same_bits(got, want)
             return True
 
         with ThreadPoolExecutor(6) as pool:
@@ -292,7 +284,7 @@ def test_independent_calls_of_one_program_do_not_wait_for_each_other():
 
     with ThreadPoolExecutor(4) as pool:
         for results in pool.map(lambda _: program(columns), range(8), timeout=120):
-            same_bits(jnp.stack(results)[:, 0], gpufold.col2im(np.asarray(columns), (26, 26), (3, 3))[:, 0])
+            assert_same_bits(jnp.stack(results)[:, 0], gpufold.col2im(np.asarray(columns), (26, 26), (3, 3))[:, 0])
 
 
 # ---------------------------------------------------------------------------------------------

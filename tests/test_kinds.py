@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
-import subprocess
-import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,6 +18,7 @@ import pytest
 from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
 from executors import calls_of
 from fronts import RIGHT, as_array, as_tensor, calls_in, operation_of, x64
+from processes import python
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
 import gpufold
@@ -387,16 +385,8 @@ def test_what_is_no_array_is_refused_with_its_conversion(name):
 
 
 def test_nothing_is_imported_and_no_type_is_kept():
-    kept = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import numpy, sys, gpufold; gpufold.im2col(numpy.ones((1, 4)), (2,))\nprint(*sys.modules)",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    called = "import numpy, sys, gpufold; gpufold.im2col(numpy.ones((1, 4)), (2,))"
+    kept = python("-c", f"{called}; print(*sys.modules)").split()
     assert not {"cupy", "torch", "dask", "jax"} & {*kept}
     own = type("Own", (np.ndarray,), {"__module__": "elsewhere"})
     assert gpufold.im2col(np.ones((1, 4)).view(own), (2,)).shape == (2, 3)
@@ -429,8 +419,7 @@ assert torch.equal(torch.func.vmap(model)(image[None])[0], found)
 assert type(model(image.as_subclass(Mine))) is Mine
 assert model(torch.nn.Parameter(image)).requires_grad
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", program)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -491,14 +480,5 @@ def test_the_table_of_kinds_says_what_works(kind, what):
 @pytest.mark.peer("torch")
 def test_arrays_of_cupy_are_computed_by_the_kernels():
     """The tests of this file, on a stand-in."""
-    root = Path(__file__).resolve().parent
-    command = [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root.parent), str(root)])}
-    done = subprocess.run(
-        [*command, __file__, "-k", "cupy and not dask", "--of-each=9"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=root.parent,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+    options = "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-k", "cupy and not dask", "--of-each=9"
+    python("-m", "pytest", __file__, *options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import assert_same_bits
 from fronts import (
     AVERAGED,
     EMPTY,
@@ -27,6 +27,7 @@ from fronts import (
     named,
     operation_of,
 )
+from processes import python
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,12 +44,6 @@ def tensors_of(operation, dtype, seed=0, learns=False):
     """Tensors of a call, of which a window under a mean does not learn."""
     given = [*map(as_tensor, operation.arrays(dtype, seed))]
     return [each.requires_grad_(learns and place < operation.differentiable) for place, each in enumerate(given)]
-
-
-def same_bits(tensor, array):
-    got = as_array(tensor)
-    assert (got.dtype, got.shape) == (array.dtype, array.shape)
-    assert got.tobytes() == np.ascontiguousarray(array).tobytes()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -347,7 +342,7 @@ def test_sums_in_a_wider_dtype_are_those_of_converted_data(name, narrow, wide):
     else:
         widening = replace(operation, arguments=operation.arguments | {"dtype": wide})
     want = widening(*first, data, *others)
-    same_bits(want, widening(*map(as_array, (*first, data, *others))))
+    assert_same_bits(as_array(want), widening(*map(as_array, (*first, data, *others))))
     torch.compiler.reset()
     compiled = torch.compile(widening.of(gpufold.torch), fullgraph=True, backend="aot_eager")
     gradients = []
@@ -519,8 +514,8 @@ def test_weights_are_added_in_the_same_pass(on, name, window):
         function(out, blocks.clone().requires_grad_(leaf), PLACES, window=given, weight_out=weight)
         assert out._version > versions[0]
         assert weight._version > versions[1]
-        same_bits(out.detach(), arrays[0])
-        same_bits(weight, arrays[1])
+        assert_same_bits(as_array(out), arrays[0])
+        assert_same_bits(as_array(weight), arrays[1])
 
 
 def test_autograd_sees_what_is_added_in_place():
@@ -750,5 +745,7 @@ def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
 
 def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():
     script = "import torch; torch.__version__ = torch.torch_version.TorchVersion('2.5.1'); import gpufold.torch"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "ImportError: gpufold.torch needs torch 2.6 or newer, got 2.5.1: upgrade it" in run.stderr
+    with pytest.raises(
+        AssertionError, match=r"ImportError: gpufold.torch needs torch 2.6 or newer, got 2.5.1: upgrade"
+    ):
+        python("-c", script)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import DTYPES
-from fronts import EVERY, as_tensor, in_dtypes, named, passing_for_gpu, waiting
-from test_torch import same_bits, tensors_of
+from cases import DTYPES, assert_same_bits
+from fronts import EVERY, as_array, as_tensor, in_dtypes, named, passing_for_gpu, waiting
+from test_torch import tensors_of
 
 import gpufold.torch
 from bench.memory import pool_peak
@@ -58,7 +58,7 @@ def test_results_have_the_bits_of_the_numpy_path(moved, operation, dtype):
     got = call(*given)
     assert executing.is_on_gpu(got)
     assert got.is_contiguous()
-    same_bits(got.cpu(), operation(*arrays))
+    assert_same_bits(as_array(got.cpu()), operation(*arrays))
 
 
 @pytest.mark.some(5)

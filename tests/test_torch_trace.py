@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import re
-import subprocess
-import sys
 import warnings
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fronts import EMPTY, EVERY, as_tensor, named, operation_of
+from processes import python
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 from test_torch import MADE, TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
 from torch._dynamo import lookup_backend
@@ -274,9 +273,7 @@ def test_a_saved_trace_loads_in_another_process_and_serves_other_sizes(tmp_path)
     for name, function in SAVED.items():
         traced(function, images[:1])[0].save(str(tmp_path / name))
         torch.save([(image, function(image)) for image in images], tmp_path / f"{name}.given")
-    paths = [str(tmp_path / name) for name in SAVED]
-    ran = subprocess.run([sys.executable, "-c", LOADED, *paths], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    python("-c", LOADED, *[str(tmp_path / name) for name in SAVED])
 
 
 def test_a_trace_outlives_any_number_of_others():
