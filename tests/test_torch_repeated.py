@@ -15,7 +15,7 @@ import pytest
 import torch
 from cases import CASES, Case, assert_same_bits, fold, random_case, unfold, values
 from fronts import as_array, as_tensor
-from test_torch import TRANSFORMS, layouts
+from test_torch import LAYOUTS, TRANSFORMS
 from test_torch_trace import RECORDERS
 from torch.autograd import forward_ad
 
@@ -171,16 +171,6 @@ def test_memory_is_compared_in_each_call_that_writes_into_it(checks):
     assert len(checks) == 4, "memory that lies beside is compared by its bounds alone"
 
 
-LAYOUTS = {
-    "as it is": torch.clone,
-    "one element further": lambda tensor: torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape),
-    "every other element": lambda tensor: torch.stack([tensor, tensor], -1)[..., 0],
-    "repeated": lambda tensor: tensor[:1].expand(tensor.shape),
-    "in another order": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
-    "negative": lambda tensor: torch._neg_view(tensor.neg()),
-    "a parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
-    "of inference mode": torch.inference_mode()(torch.clone),
-}
 WINDOWS = {"none": (), "full": ((3, 2),), "separable": ((3,), (2,)), "one for both axes": ((3,),)}
 
 
@@ -247,8 +237,8 @@ def test_what_records_a_gradient_has_the_bits_of_the_numpy_path_and_so_have_its_
     ):
         with np.errstate(invalid="ignore"):
             wants = forward(case, data), adjoint(case, gradient), forward(case, again)
-        for leaf in (as_tensor(data), *layouts(as_tensor(data))):
-            leaf, ahead = leaf.requires_grad_(), as_tensor(gradient).requires_grad_()
+        for layout in ("as it is", "every other element", "in another order"):
+            leaf, ahead = [each.requires_grad_() for each in (LAYOUTS[layout](as_tensor(data)), as_tensor(gradient))]
             for _ in range(2):
                 result = forward(case, leaf)
             assert (type(result.grad_fn).__name__ != "LinearBackward") is is_torchs(case, dtype)

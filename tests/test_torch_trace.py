@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import re
 import warnings
 from contextlib import nullcontext
 from functools import partial
@@ -13,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fronts import EMPTY, EVERY, as_tensor, named, operation_of
+from fronts import EMPTY, EVERY, named, operation_of
 from processes import python
-from test_errors import BAD_CALLS, describe, is_of_any_kind
-from test_torch import MADE, TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
+from test_torch import TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
 from torch._dynamo import lookup_backend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -375,26 +373,3 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
         else:
             program, _ = RECORDERS[recorder](function, [image])
             assert torch.equal(program(image), plain(image))
-
-
-def has_a_result(call):
-    """Return whether memory alone lacks for a call: tensors without it have results of any size."""
-    *_, facts = call
-    return "bytes" in facts or "more than the" in facts
-
-
-@pytest.mark.parametrize(
-    "refused", [call for call in BAD_CALLS if is_of_any_kind(call) and not has_a_result(call)], ids=describe
-)
-def test_tensors_without_memory_are_refused_in_the_same_words(refused):
-    (function, arguments), *_ = refused
-    said = []
-    for on in ("cpu", "meta"):
-        given = {
-            name: as_tensor(each).to(on) if name in (*MADE, "weights", "positions") and hasattr(each, "dtype") else each
-            for name, each in arguments.items()
-        }
-        with pytest.raises((TypeError, ValueError)) as error:
-            function(**given)
-        said.append((error.type, re.sub(r"torch.Size\(\[(.*?)\]\)", r"(\1)", str(error.value))))
-    assert said[1] == said[0]
