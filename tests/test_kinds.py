@@ -390,10 +390,7 @@ def test_what_is_no_array_is_refused_with_its_conversion(name):
             getattr(gpufold, name)(**RIGHT[name] | {first: foreign})
 
 
-def test_nothing_is_imported_and_no_type_is_kept():
-    called = "import numpy, sys, gpufold; gpufold.im2col(numpy.ones((1, 4)), (2,))"
-    kept = python("-c", f"{called}; print(*sys.modules)").split()
-    assert not {"cupy", "torch", "dask", "jax"} & {*kept}
+def test_no_type_is_kept():
     own = type("Own", (np.ndarray,), {"__module__": "elsewhere"})
     assert gpufold.im2col(np.ones((1, 4)).view(own), (2,)).shape == (2, 3)
     assert own in dispatch._packages
