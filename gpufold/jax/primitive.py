@@ -7,8 +7,7 @@ positions, and but the weights of averages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +75,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tupl
         else:
             into = None if out is None else jnp.zeros_like(out)
             terms.append(apply(call, data, (*window[:axis], change, *window[axis + 1 :]), positions, into))
-    return result, reduce(add, terms)  # there is one, else JAX asks for none
+    return result, sum(terms[1:], terms[0])  # there is one, else JAX asks for none
 
 
 def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
