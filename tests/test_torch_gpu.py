@@ -28,7 +28,7 @@ def random(shape, dtype):
     return torch.randn(shape, dtype=dtype, generator=generator)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(7)
 @in_dtypes(DTYPES)
 def test_results_have_the_bits_of_the_numpy_path(operation, dtype):
     arrays = operation.arrays(dtype)

@@ -49,7 +49,7 @@ def whole_numbers(shape, dtype=torch.float32):
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-@pytest.mark.some(5, all=3)
+@pytest.mark.some(7, all=2)
 @in_dtypes(DTYPES)
 def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, operation, dtype):
     given = [*map(as_tensor, arrays := operation.arrays(dtype))]

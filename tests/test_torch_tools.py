@@ -38,7 +38,7 @@ class Network(torch.nn.Module):
 
     def forward(self, columns):
         again = self.unfold(self.fold(columns)).reshape(columns.shape[0], 1, 4, 9)
-        return gpufold.torch.unfold(again, 2, window=self.window) + gpufold.torch.im2col(again, (2, 2))
+        return gpufold.torch.unfold(again, 2, window=self.window) + gpufold.im2col(again, (2, 2))
 
 
 def test_fx_has_modules_as_leaves_and_functions_by_name():
@@ -69,8 +69,8 @@ def test_subclasses_of_tensors_take_calls_over():
     result = fold(COLUMNS.as_subclass(Named))
     assert type(result) is Named
     assert torch.equal(result.as_subclass(torch.Tensor), fold(COLUMNS))
-    result = fold(COLUMNS, WINDOW.as_subclass(Named))
-    assert type(result) is Named
+    assert type(fold(COLUMNS, WINDOW.as_subclass(Named))) is Named
+    assert type(gpufold.im2col(COLUMNS.as_subclass(Named), (2,))) is Named
     unit = Unit()
     assert gpufold.torch.fold(unit, 4, kernel_size=2) == (gpufold.torch.fold, (unit, 4), {"kernel_size": 2})
     assert gpufold.torch.take_blocks(COLUMNS, unit, 2)[0] is gpufold.torch.take_blocks
