@@ -330,6 +330,7 @@ def test_an_average_has_no_gradient_where_nothing_landed():
 WIDER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"), ("complex64", "complex128")]
 
 
+@pytest.mark.some(3, all=3)
 @pytest.mark.parametrize(("narrow", "wide"), WIDER)
 @pytest.mark.parametrize(
     "name", ["col2im-full", "col2im-mean-separable", "blocks_to_array-mean-none", "add_blocks-full"]
@@ -509,7 +510,8 @@ def test_weights_are_added_in_the_same_pass(on, name, window):
     gpufold.add_blocks_(arrays[0], as_array(blocks), PLACES, window=weights, weight_out=arrays[1])
     torch.compiler.reset()
     compiled = torch.compile(gpufold.torch.add_blocks_, fullgraph=True, backend="aot_eager")
-    for function, leaf in ((gpufold.torch.add_blocks_, False), (gpufold.torch.add_blocks_, True), (compiled, False)):
+    ways = (gpufold.torch.add_blocks_, False), (gpufold.torch.add_blocks_, True), (compiled, False)
+    for function, leaf in ways if on == "cpu" else ways[:2]:
         out, weight = torch.ones(2, 5, 4, dtype=dtype), torch.ones(4, 5, dtype=real).T
         versions = out._version, weight._version
         function(out, blocks.clone().requires_grad_(leaf), PLACES, window=given, weight_out=weight)

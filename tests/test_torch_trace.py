@@ -106,7 +106,7 @@ RECORDERS = {
 LEARN = ("trace", "compile of any size", "functionalize", "a mode")
 
 
-@pytest.mark.some(7, all=2)
+@pytest.mark.some(7, all=5)
 @pytest.mark.parametrize(
     ("recorder", "learns"),
     [*((name, False) for name in RECORDERS if "compile" not in name), *((name, True) for name in LEARN)],
