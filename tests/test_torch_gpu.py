@@ -23,11 +23,6 @@ def _built_for_cuda():
         pytest.xfail("needs a torch that is built for CUDA")
 
 
-def random(shape, dtype):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, dtype=dtype, generator=generator)
-
-
 @pytest.mark.some(7)
 @in_dtypes(DTYPES)
 def test_results_have_the_bits_of_the_numpy_path(operation, dtype):
@@ -65,7 +60,7 @@ def test_nothing_waits(operation):
 
 
 def test_the_current_stream_is_torchs():
-    columns = random((8, 27 * 16, 62 * 62), torch.float32)
+    columns = torch.randn(8, 27 * 16, 62 * 62)
     want = gpufold.torch.fold(columns, 64, 3)
     gpufold.torch.fold(columns.cuda(), 64, 3)  # compiles
     stream, data, pinned = torch.cuda.Stream(), torch.zeros_like(columns).cuda(), columns.pin_memory()
@@ -82,7 +77,7 @@ def test_the_current_stream_is_torchs():
 def test_memory_is_torchs():
     import cupy
 
-    data = random((8, 27 * 16, 62 * 62), torch.float32).cuda()
+    data = torch.randn(8, 27 * 16, 62 * 62, device="cuda")
     gpufold.torch.fold(data, 64, 3)
     pool = cupy.get_default_memory_pool().total_bytes()
     before = torch.cuda.memory_allocated()
@@ -92,7 +87,7 @@ def test_memory_is_torchs():
 
 
 def test_a_cuda_graph_holds_calls():
-    data = random((2, 27, 36), torch.float32).cuda()
+    data = torch.randn(2, 27, 36, device="cuda")
     window = torch.rand(3, 3, device="cuda", dtype=torch.float64)  # which is converted in the graph
 
     def call():
@@ -106,7 +101,7 @@ def test_a_cuda_graph_holds_calls():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call()
-    data.copy_(random((2, 27, 36), torch.float32).cuda() * 3)
+    data.copy_(torch.randn(2, 27, 36, device="cuda") * 3)
     graph.replay()
     assert torch.equal(result, call())
 
@@ -114,7 +109,7 @@ def test_a_cuda_graph_holds_calls():
 def test_the_second_device():
     if torch.cuda.device_count() < 2:
         pytest.xfail("needs two GPUs")
-    data = random((2, 27, 36), torch.float32).to("cuda:1").requires_grad_()
+    data = torch.randn(2, 27, 36, device="cuda:1").requires_grad_()
     result = gpufold.torch.fold(data, 8, 3)
     assert result.device == data.device
     result.sum().backward()
