@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from inspect import signature, unwrap
 from typing import Any, NoReturn
 
@@ -149,13 +150,15 @@ class _Windowed(nn.Module):
     def keep_window(self, window: Any) -> None:
         self.__module__ = nn.Fold.__module__  # of the instance: torch.fx takes torch's own modules for leaves
         self._separable = is_separable(window)
-        axes = weights_of(window)
-        self._names = [f"window_{axis}" if self._separable else "window" for axis in range(len(axes))]
-        for name, each in zip(self._names, axes, strict=True):
+        self._axes = 0
+        axes: Iterable[Any] = () if window is None else window if self._separable else (window,)
+        for each in axes:
+            name = f"window_{self._axes}" if self._separable else "window"
             if isinstance(each, nn.Parameter):
                 self.register_parameter(name, each)
             else:
                 self.register_buffer(name, self._copied(each), persistent=False)
+            self._axes += 1
 
     def _copied(self, weights: Any) -> Tensor:
         """Return weights in memory of the module's own; those that learn are kept, for their gradients and changes."""
@@ -173,8 +176,9 @@ class _Windowed(nn.Module):
         return tensor(weights.astype(np.float32 if weights.dtype.name == "bfloat16" else native(weights.dtype)))
 
     def kept_window(self) -> Any:
-        axes = tuple([getattr(self, name) for name in self._names])
-        return axes if self._separable else axes[0] if axes else None
+        if self._separable:
+            return tuple(getattr(self, f"window_{axis}") for axis in range(self._axes))
+        return self.window if self._axes else None
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch.nn shows them, and the window's."""
