@@ -16,16 +16,12 @@ import torch
 from cases import CASES, Case, assert_same_bits, fold, random_case, unfold, values
 from fronts import as_array, as_tensor
 from test_torch import LAYOUTS, TRANSFORMS
-from test_torch_trace import RECORDERS
 from torch.autograd import forward_ad
 
 import gpufold.torch
 from gpufold.torch import executing, guards
 
-pytestmark = [
-    pytest.mark.peer("torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.peer("torch")
 
 PLACES = torch.tensor([[0, 0], [2, 2]])
 
@@ -275,13 +271,6 @@ def test_what_torch_has_not_is_not_asked_of_it(name):
         assert_same_bits(as_array(gpufold.torch.col2im(columns, (4, 4), (2, 2), **{name: given})), want)
 
 
-@pytest.mark.parametrize("name", RECORDERS)
-def test_operators_are_recorded_after_a_call_that_torch_computed(name):
-    _, code = RECORDERS[name](small, [learning()])
-    assert "gpufold." in code
-    learning()
-
-
 def profiled(function, *given):
     """Return how often each thing ran in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -307,15 +296,3 @@ def test_the_profiler_names_calls_and_those_that_torch_computes():
     assert [counts[f"gpufold::{name}"] for name in ("col2im", "im2col", "add_blocks")] == [1, 1, 1]
     counts = profiled(small, learning())
     assert counts["gpufold::col2im"] == counts["aten::col2im"] == 1
-
-
-def test_what_is_wrong_after_a_call_that_torch_computed_is_refused_in_gpufolds_words():
-    columns = learning()
-    for wrong, message in (
-        (columns[:, :3], "fold: input axis"),
-        (columns[..., :8], "fold: input axis"),
-        (columns.to("meta")[..., :8], "fold: input axis"),
-        (columns.detach().numpy(), "fold: input must be a torch.Tensor"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            small(wrong)
