@@ -82,9 +82,8 @@ def test_positions_may_hold_traced_numbers():
 # Gradients
 
 
-@pytest.mark.some(5, all=3)
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("complex128", marks=pytest.mark.all)])
-@named(EVERY)
+@pytest.mark.some(9, all=2)
+@in_dtypes(("float64", "complex128"))
 def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
     function, given = operation.differentiated(traced(operation.arrays(dtype)))
 
@@ -94,7 +93,7 @@ def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype
     check_grads(of_arrays, given, order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.some(47, all=3)
+@pytest.mark.some(47, all=5)
 @in_dtypes(SEVEN[1:])
 def test_the_transpose_is_the_adjoint(operation, dtype):
     """<A x, y> = <x, A' y>, where JAX's own transpose has no conjugate, and every dtype a gradient of its own."""
@@ -137,7 +136,7 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 # Transforms
 
 
-@pytest.mark.some(23, all=3)
+@pytest.mark.some(23, all=5)
 @in_dtypes(SEVEN)
 def test_vmap_computes_each(operation, dtype):
     """Over every array at once, and over each by itself."""

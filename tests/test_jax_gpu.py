@@ -74,7 +74,7 @@ def launches(monkeypatch):
         lowered_for(primitive._for_cpu)
 
 
-@pytest.mark.some(9, all=3)
+@pytest.mark.some(9, all=5)
 @in_dtypes(SEVEN)
 def test_results_have_the_bits_of_the_numpy_path(launches, operation, dtype):
     arrays = operation.arrays(dtype)
@@ -86,7 +86,7 @@ def test_results_have_the_bits_of_the_numpy_path(launches, operation, dtype):
         assert_same_bits(array, before)
 
 
-@pytest.mark.some(9, all=3)
+@pytest.mark.some(9, all=5)
 @named(EVERY)
 def test_gradients_and_batches_are_launched_too(launches, operation):
     arrays = operation.arrays("float32", lead=(2,))

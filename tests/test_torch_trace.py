@@ -354,7 +354,7 @@ HIDDEN = {
 """Sizes whose values a compiler does not look into, and says so."""
 
 
-@pytest.mark.some(7, all=2)
+@pytest.mark.some(7, all=4)
 @pytest.mark.parametrize(("call", "way"), [(call, way) for call, (ways, _) in CALLS.items() for way in ways])
 @pytest.mark.parametrize("recorder", [*[*RECORDERS][1:-1], *WAYS])
 def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
