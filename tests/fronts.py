@@ -183,8 +183,11 @@ def named(operations):
 
 
 def calls_in(dtypes):
-    """Return every operation with the dtypes that it has: only floats and complex numbers are weighed."""
-    return [(each, dtype) for each in EVERY for dtype in dtypes if each in LINEAR or np.dtype(dtype).kind not in "biu"]
+    """Return every operation with the dtypes that it has: only floats and complex numbers are weighed.
+
+    One dtype after another, so that one in seven of them, or two, are of all operations and of all dtypes.
+    """
+    return [(each, dtype) for dtype in dtypes for each in EVERY if each in LINEAR or np.dtype(dtype).kind not in "biu"]
 
 
 def in_dtypes(dtypes):

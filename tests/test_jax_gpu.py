@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-
-from fronts import (  # noqa: E402
+from cases import assert_same_bits
+from fronts import (
     ADDED,
     DEVICE,
     EVERY,
@@ -23,13 +22,14 @@ from fronts import (  # noqa: E402
     named,
     operation_of,
     synchronize,
+    x64,
 )
-from jax.interpreters import mlir  # noqa: E402
-from test_jax import SEVEN, same_bits, traced, x64  # noqa: E402
+from jax.interpreters import mlir
+from test_jax import SEVEN, traced
 
-import gpufold  # noqa: E402
-from bench.hostcuda import fake_cupy  # noqa: E402
-from gpufold.jax import primitive  # noqa: E402
+import gpufold
+from bench.hostcuda import fake_cupy
+from gpufold.jax import primitive
 
 pytestmark = [pytest.mark.peer("jax"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
@@ -74,24 +74,24 @@ def launches(monkeypatch):
         lowered_for(primitive._for_cpu)
 
 
-@pytest.mark.some(9, all=3)
+@pytest.mark.some(9, all=5)
 @in_dtypes(SEVEN)
 def test_results_have_the_bits_of_the_numpy_path(launches, operation, dtype):
     arrays = operation.arrays(dtype)
     given = traced(arrays)
-    same_bits(jax.jit(operation)(*given), operation(*arrays))
+    assert_same_bits(jax.jit(operation)(*given), operation(*arrays))
     assert launches
     assert {each[:2] for each in launches} == {(DEVICE, HANDLE)}
     for array, before in zip(given, arrays, strict=True):
-        same_bits(array, before)
+        assert_same_bits(array, before)
 
 
-@pytest.mark.some(9, all=3)
+@pytest.mark.some(9, all=5)
 @named(EVERY)
 def test_gradients_and_batches_are_launched_too(launches, operation):
     arrays = operation.arrays("float32", lead=(2,))
     given = traced(arrays)
-    same_bits(jax.vmap(operation)(*given), np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
+    assert_same_bits(jax.vmap(operation)(*given), np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
     before = len(launches)
     numbers = tuple(range(operation.differentiable))
     gradients = jax.grad(lambda *row: (operation(*row) ** 2).sum(), numbers)(*(each[0] for each in given))
@@ -99,17 +99,16 @@ def test_gradients_and_batches_are_launched_too(launches, operation):
     assert len(launches) > before
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_positions_of_32_bits_are_read_as_of_64(launches, wide):
+def test_positions_of_32_bits_are_read_as_of_64(launches):
     operation = operation_of("take_blocks-edge")
     arrays = operation.arrays("float32")
-    with x64(wide):
-        same_bits(operation(*traced(arrays)), operation(*arrays))
+    with x64(False):
+        assert_same_bits(operation(*traced(arrays)), operation(*arrays))
 
 
 def test_nothing_is_launched_where_there_is_nothing_to_do(launches):
     out, blocks = jnp.ones(ADDED["array"]), jnp.zeros((0, *ADDED["blocks"][1:]))
-    same_bits(gpufold.jax.add_blocks(out, blocks, jnp.zeros((0, 2), int)), np.ones(ADDED["array"]))
+    assert_same_bits(gpufold.jax.add_blocks(out, blocks, jnp.zeros((0, 2), int)), np.ones(ADDED["array"]))
     assert gpufold.jax.take_blocks(out, jnp.zeros((0, 2), int), (2, 2)).shape == (0, 2, 2, 2)
     assert not launches
 
@@ -117,6 +116,6 @@ def test_nothing_is_launched_where_there_is_nothing_to_do(launches):
 def test_a_variant_is_taken_by_its_name(launches):
     columns = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)
     got = gpufold.jax.col2im(jnp.asarray(columns), (4, 4), (2, 2), variant="gather")
-    same_bits(got, gpufold.col2im(columns, (4, 4), (2, 2)))
+    assert_same_bits(got, gpufold.col2im(columns, (4, 4), (2, 2)))
     with pytest.raises(ValueError, match="col2im: variant must be one of auto, gather"):
         gpufold.jax.col2im(jnp.asarray(columns), (4, 4), (2, 2), variant="fastest")

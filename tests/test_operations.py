@@ -238,6 +238,7 @@ def test_every_dtype_is_summed_in_what_holds_it():
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction, kind):
+    """Of blocks at once, and of a stitcher's."""
     if (reduction, kind) == ("sum", "none"):
         return
     wide = average_dtype(dtype)
@@ -247,16 +248,9 @@ def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction,
     want = gpufold.blocks_to_array(blocks.astype(wide), SIZE, TILE, strides=STRIDES, **options)
     for given in (blocks, blocks.astype(blocks.dtype.newbyteorder())):
         assert_same_bits(gpufold.blocks_to_array(given, SIZE, TILE, strides=STRIDES, **options), want)
-
-
-@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_a_stitcher_averages_integers(dtype, reduction):
-    tiles = values((len(POSITIONS), 2, *TILE), dtype)
-    window = window_of("separable", TILE, average_dtype(dtype))
-    results = []
-    for given in (tiles, tiles.astype(average_dtype(dtype))):
-        stitcher = gpufold.Stitcher(SIZE, TILE, window=window, reduction=reduction)
+    tiles, results = values((len(POSITIONS), 2, *TILE), dtype), []
+    for given in (tiles, tiles.astype(wide)):
+        stitcher = gpufold.Stitcher(SIZE, TILE, **options)
         for batch in np.array_split(np.arange(len(tiles)), 3):
             stitcher.add(given[batch], POSITIONS[batch])
         results.append(stitcher.result())

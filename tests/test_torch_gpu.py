@@ -3,79 +3,47 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
-from cases import DTYPES
-from fronts import EVERY, as_tensor, in_dtypes, named, passing_for_gpu, waiting
-from test_torch import same_bits, tensors_of
+from cases import DTYPES, assert_same_bits
+from fronts import EVERY, as_array, as_tensor, in_dtypes, named
+from test_torch import placed, tensors_of
+from test_torch_launch import check_gradients
 
 import gpufold.torch
 from bench.memory import pool_peak
-from gpufold.torch import executing
 
-pytestmark = pytest.mark.peer("torch")
+pytestmark = [pytest.mark.peer("torch"), pytest.mark.gpu]
 
 
 @pytest.fixture(autouse=True)
-def _built_for_cuda(request):
-    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+def _built_for_cuda():
+    if not torch.cuda.is_available():
         pytest.xfail("needs a torch that is built for CUDA")
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("cuda", marks=pytest.mark.gpu),
-        pytest.param("stand-in", marks=[pytest.mark.hostcuda, pytest.mark.peer("cupy")]),
-    ]
-)
-def moved(request, monkeypatch):
-    """Return what gives an operation and its tensors on a GPU, or where they pass for being there."""
-    on_stand_in = request.param == "stand-in"
-    to = torch.Tensor.clone if on_stand_in else torch.Tensor.cuda
-    if on_stand_in:
-        monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
-
-    def on_gpu(operation, given):
-        places = {name: to(torch.tensor(of)) for name, of in operation.arguments.items() if name == "positions"}
-        return replace(operation, arguments=operation.arguments | places), [*map(to, given)]
-
-    with passing_for_gpu(monkeypatch) if on_stand_in else nullcontext():
-        yield on_gpu
-
-
-def random(shape, dtype):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, dtype=dtype, generator=generator)
-
-
-@pytest.mark.some(5)
+@pytest.mark.some(7)
 @in_dtypes(DTYPES)
-def test_results_have_the_bits_of_the_numpy_path(moved, operation, dtype):
-    call, given = moved(operation, map(as_tensor, arrays := operation.arrays(dtype)))
-    got = call(*given)
-    assert executing.is_on_gpu(got)
+def test_results_have_the_bits_of_the_numpy_path(operation, dtype):
+    arrays = operation.arrays(dtype)
+    got = placed(operation, "cuda")(*[as_tensor(array).cuda() for array in arrays])
+    assert got.is_cuda
     assert got.is_contiguous()
-    same_bits(got.cpu(), operation(*arrays))
+    assert_same_bits(as_array(got.cpu()), operation(*arrays))
 
 
 @pytest.mark.some(5)
 @named(EVERY)
-def test_gradients(moved, operation):
-    call, given = moved(operation, tensors_of(operation, "float64"))
-    for each in given[: operation.differentiable]:
-        each.requires_grad_()
-    assert torch.autograd.gradcheck(call, given, check_forward_ad=True, nondet_tol=1e-12, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, given, nondet_tol=1e-12, fast_mode=True)
+def test_gradients(operation):
+    given = tensors_of(operation, "float64", learns=True)
+    leaves = [each.detach().cuda().requires_grad_(each.requires_grad) for each in given]
+    check_gradients(placed(operation, "cuda"), leaves)
 
 
 @named(EVERY)
-@pytest.mark.gpu
-@pytest.mark.parametrize("moved", ["cuda"], indirect=True)
-def test_nothing_waits(moved, operation):
-    call, given = moved(operation, tensors_of(operation, "float32"))
+def test_nothing_waits(operation):
+    call, given = placed(operation, "cuda"), [each.cuda() for each in tensors_of(operation, "float32")]
     leaf = given[0].clone().requires_grad_()
 
     def forward_and_backward():
@@ -91,9 +59,8 @@ def test_nothing_waits(moved, operation):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
 def test_the_current_stream_is_torchs():
-    columns = random((8, 27 * 16, 62 * 62), torch.float32)
+    columns = torch.randn(8, 27 * 16, 62 * 62)
     want = gpufold.torch.fold(columns, 64, 3)
     gpufold.torch.fold(columns.cuda(), 64, 3)  # compiles
     stream, data, pinned = torch.cuda.Stream(), torch.zeros_like(columns).cuda(), columns.pin_memory()
@@ -107,11 +74,10 @@ def test_the_current_stream_is_torchs():
     assert torch.equal(got.cpu(), want)
 
 
-@pytest.mark.gpu
 def test_memory_is_torchs():
     import cupy
 
-    data = random((8, 27 * 16, 62 * 62), torch.float32).cuda()
+    data = torch.randn(8, 27 * 16, 62 * 62, device="cuda")
     gpufold.torch.fold(data, 64, 3)
     pool = cupy.get_default_memory_pool().total_bytes()
     before = torch.cuda.memory_allocated()
@@ -120,9 +86,8 @@ def test_memory_is_torchs():
     assert cupy.get_default_memory_pool().total_bytes() == pool
 
 
-@pytest.mark.gpu
 def test_a_cuda_graph_holds_calls():
-    data = random((2, 27, 36), torch.float32).cuda()
+    data = torch.randn(2, 27, 36, device="cuda")
     window = torch.rand(3, 3, device="cuda", dtype=torch.float64)  # which is converted in the graph
 
     def call():
@@ -136,16 +101,15 @@ def test_a_cuda_graph_holds_calls():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call()
-    data.copy_(random((2, 27, 36), torch.float32).cuda() * 3)
+    data.copy_(torch.randn(2, 27, 36, device="cuda") * 3)
     graph.replay()
     assert torch.equal(result, call())
 
 
-@pytest.mark.gpu
 def test_the_second_device():
     if torch.cuda.device_count() < 2:
         pytest.xfail("needs two GPUs")
-    data = random((2, 27, 36), torch.float32).to("cuda:1").requires_grad_()
+    data = torch.randn(2, 27, 36, device="cuda:1").requires_grad_()
     result = gpufold.torch.fold(data, 8, 3)
     assert result.device == data.device
     result.sum().backward()
@@ -153,7 +117,6 @@ def test_the_second_device():
     assert torch.equal(result.cpu(), gpufold.torch.fold(data.cpu(), 8, 3))
 
 
-@pytest.mark.gpu
 def test_devices_are_not_mixed():
     with pytest.raises(ValueError, match=r"window must be on the device of the input, cuda:0, got cpu"):
         gpufold.torch.fold(torch.zeros(1, 4, 9, device="cuda"), 4, 2, window=torch.ones(2, 2))
@@ -162,7 +125,6 @@ def test_devices_are_not_mixed():
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])
-@pytest.mark.gpu
 def test_the_benchmark_sees_the_memory_of_both_allocators(name):
     import cupy
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import assert_same_bits
+from cases import DTYPES, assert_same_bits
 from fronts import (
     AVERAGED,
     DEVICE,
+    EVERY,
     HANDLE,
     LINEAR,
     PLACES,
@@ -26,10 +27,13 @@ from fronts import (
     operation_of,
     passing_for_gpu,
     synchronize,
+    waiting,
 )
+from test_torch import placed, tensors_of
 
 import gpufold.torch
 from bench.hostcuda import fake_cupy
+from gpufold.torch import executing
 from gpufold.torch.guards import seen_of
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
@@ -45,17 +49,31 @@ def whole_numbers(shape, dtype=torch.float32):
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-@pytest.mark.some(4)
-@in_dtypes(("bool", "uint16", "int32", "float16", "bfloat16", "float32", "float64", "complex64"))
+@pytest.mark.some(7, all=2)
+@in_dtypes(DTYPES)
 def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, operation, dtype):
     given = [*map(as_tensor, arrays := operation.arrays(dtype))]
-    got = operation(*given)
+    got = placed(operation)(*given)
+    assert got.is_contiguous()
     assert {(each.device, each.stream) for each in launches} == {(DEVICE, HANDLE)}
     assert fake_cupy.get_device() == 0, "the caller's device is what it was"
     addresses = {each for launch in launches for each in launch.arguments if type(each) is int}
     assert {got.data_ptr(), given[len(operation.shapes) - 1].data_ptr()} <= addresses
     synchronize()
     assert_same_bits(as_array(got), operation(*arrays))
+
+
+def check_gradients(call, given):
+    assert torch.autograd.gradcheck(call, given, check_forward_ad=True, nondet_tol=1e-12, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, nondet_tol=1e-12, fast_mode=True)
+
+
+@pytest.mark.some(5)
+@named(EVERY)
+def test_gradients_are_launched_too(launches, monkeypatch, operation):
+    monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
+    check_gradients(placed(operation), tensors_of(operation, "float64", learns=True))
+    assert launches
 
 
 @pytest.mark.parametrize(

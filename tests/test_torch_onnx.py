@@ -73,12 +73,22 @@ def check(model, given, want, by=("reference", "onnxruntime")):
         assert np.array_equal(got, as_array(want)), name
 
 
+EXPORTS = [
+    pytest.param(dynamo, each, id=f"{by}-{each}")
+    for dynamo, by, operations in (
+        (False, "by trace", OPERATIONS),
+        (True, "by export", [*OPERATIONS[1:], OPERATIONS[0]]),
+    )
+    for each in operations
+]
+"""Of each operation by both; every other one is of each operation once."""
+
+
 @pytest.mark.some(3, all=2)
-@named(OPERATIONS)
-@BOTH
+@pytest.mark.parametrize(("dynamo", "operation"), EXPORTS)
 @pytest.mark.peer("onnxruntime")
 def test_what_is_exported_computes_the_same(operation, dynamo):
-    given = whole(operation)
+    given = [each.requires_grad_(place < operation.differentiable) for place, each in enumerate(whole(operation))]
     model = exported(operation.of(gpufold.torch), given, dynamo)
     assert {each.domain for each in model.opset_import} == {""}
     assert ("Col2Im" in [node.op_type for node in model.graph.node]) == (
@@ -95,6 +105,7 @@ def test_what_is_exported_computes_the_same(operation, dynamo):
                 np.testing.assert_allclose(computed(model, given, by), want, rtol=1e-6)
 
 
+@pytest.mark.some(3, all=2)
 @pytest.mark.parametrize("name", ["float16", "float64", "bool", "int32", "uint8"])
 @pytest.mark.parametrize("called", ["col2im", "im2col"])
 @BOTH
@@ -131,14 +142,6 @@ def test_the_batch_and_sizes_may_change(dynamo):
     for batch, length in ((2, 7), (5, 11), (1, 3)):
         columns = torch.randint(-9, 10, (batch, 36, length)).float()
         check(model, [columns, window], network(columns, window))
-
-
-@BOTH
-def test_what_requires_a_gradient_is_exported(dynamo):
-    operation = operation_of("col2im-full")
-    given = [each.requires_grad_() for each in whole(operation)]
-    model = exported(operation.of(gpufold.torch), given, dynamo)
-    check(model, given, operation(*given).detach(), ["reference"])
 
 
 def test_what_onnx_cannot_say_is_an_error():

@@ -15,17 +15,13 @@ import pytest
 import torch
 from cases import CASES, Case, assert_same_bits, fold, random_case, unfold, values
 from fronts import as_array, as_tensor
-from test_torch import TRANSFORMS, layouts
-from test_torch_trace import RECORDERS
+from test_torch import LAYOUTS, TRANSFORMS
 from torch.autograd import forward_ad
 
 import gpufold.torch
 from gpufold.torch import executing, guards
 
-pytestmark = [
-    pytest.mark.peer("torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.peer("torch")
 
 PLACES = torch.tensor([[0, 0], [2, 2]])
 
@@ -171,16 +167,6 @@ def test_memory_is_compared_in_each_call_that_writes_into_it(checks):
     assert len(checks) == 4, "memory that lies beside is compared by its bounds alone"
 
 
-LAYOUTS = {
-    "as it is": torch.clone,
-    "one element further": lambda tensor: torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape),
-    "every other element": lambda tensor: torch.stack([tensor, tensor], -1)[..., 0],
-    "repeated": lambda tensor: tensor[:1].expand(tensor.shape),
-    "in another order": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
-    "negative": lambda tensor: torch._neg_view(tensor.neg()),
-    "a parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
-    "of inference mode": torch.inference_mode()(torch.clone),
-}
 WINDOWS = {"none": (), "full": ((3, 2),), "separable": ((3,), (2,)), "one for both axes": ((3,),)}
 
 
@@ -247,8 +233,8 @@ def test_what_records_a_gradient_has_the_bits_of_the_numpy_path_and_so_have_its_
     ):
         with np.errstate(invalid="ignore"):
             wants = forward(case, data), adjoint(case, gradient), forward(case, again)
-        for leaf in (as_tensor(data), *layouts(as_tensor(data))):
-            leaf, ahead = leaf.requires_grad_(), as_tensor(gradient).requires_grad_()
+        for layout in ("as it is", "every other element", "in another order"):
+            leaf, ahead = [each.requires_grad_() for each in (LAYOUTS[layout](as_tensor(data)), as_tensor(gradient))]
             for _ in range(2):
                 result = forward(case, leaf)
             assert (type(result.grad_fn).__name__ != "LinearBackward") is is_torchs(case, dtype)
@@ -285,13 +271,6 @@ def test_what_torch_has_not_is_not_asked_of_it(name):
         assert_same_bits(as_array(gpufold.torch.col2im(columns, (4, 4), (2, 2), **{name: given})), want)
 
 
-@pytest.mark.parametrize("name", RECORDERS)
-def test_operators_are_recorded_after_a_call_that_torch_computed(name):
-    _, code = RECORDERS[name](small, [learning()])
-    assert "gpufold." in code
-    learning()
-
-
 def profiled(function, *given):
     """Return how often each thing ran in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -317,15 +296,3 @@ def test_the_profiler_names_calls_and_those_that_torch_computes():
     assert [counts[f"gpufold::{name}"] for name in ("col2im", "im2col", "add_blocks")] == [1, 1, 1]
     counts = profiled(small, learning())
     assert counts["gpufold::col2im"] == counts["aten::col2im"] == 1
-
-
-def test_what_is_wrong_after_a_call_that_torch_computed_is_refused_in_gpufolds_words():
-    columns = learning()
-    for wrong, message in (
-        (columns[:, :3], "fold: input axis"),
-        (columns[..., :8], "fold: input axis"),
-        (columns.to("meta")[..., :8], "fold: input axis"),
-        (columns.detach().numpy(), "fold: input must be a torch.Tensor"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            small(wrong)

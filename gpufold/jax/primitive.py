@@ -7,8 +7,7 @@ positions, and but the weights of averages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,12 +43,7 @@ def parted(call: Call, operands: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
 
 
 JAX: Any = SimpleNamespace(
-    where=jnp.where,
-    sign=jnp.sign,
-    stack=jnp.stack,
-    concatenate=jnp.concatenate,
-    moveaxis=jnp.moveaxis,
-    broadcast_to=jnp.broadcast_to,
+    **{name: getattr(jnp, name) for name in ("where", "sign", "stack", "concatenate", "moveaxis", "broadcast_to")},
     split=lambda array, sizes, axis: jnp.split(array, np.cumsum(sizes[:-1]), axis),
     apply=apply,
     axes_of=lambda call, window: window or (),
@@ -81,22 +75,21 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tupl
         else:
             into = None if out is None else jnp.zeros_like(out)
             terms.append(apply(call, data, (*window[:axis], change, *window[axis + 1 :]), positions, into))
-    return result, reduce(add, terms)  # there is one, else JAX asks for none
+    return result, sum(terms[1:], terms[0])  # there is one, else JAX asks for none
 
 
 def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
     """Return the cotangent of each operand that is undefined: of data and `out`, or of one array of a window."""
-    unknown = [*map(ad.is_undefined_primal, operands)]
-    if type(cotangent) is ad.Zero:
-        return [ad.Zero(each.aval) if new else None for each, new in zip(operands, unknown, strict=True)]
-    data, window, positions, _ = parted(call, operands)
     results: list[Any] = [None] * len(operands)
-    if unknown[0]:
+    if type(cotangent) is ad.Zero:
+        return results
+    data, window, positions, _ = parted(call, operands)
+    if ad.is_undefined_primal(data):
         results[0] = adjoints.transpose(JAX, call, cotangent, window, positions)
-    if call.fusion.accumulate and unknown[-1]:
+    if call.fusion.accumulate and ad.is_undefined_primal(operands[-1]):
         results[-1] = cotangent
-    for axis in range(len(window or ())):
-        if unknown[1 + axis]:
+    for axis, each in enumerate(window or ()):
+        if ad.is_undefined_primal(each):
             given = data, cotangent, window, positions, [axis]
             (results[1 + axis],) = adjoints.gradients_of_window(JAX, call, *given)
     return results
@@ -108,12 +101,10 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -
     if positions_dim is None and not any(dim is not None for dim in window_dims or ()):
         return adjoints.batched(JAX, size, (data_dim, out_dim), parted(call, operands), call)
 
-    def compute(rows: Sequence[Any]) -> Any:
-        left = iter(rows)
-        given = [each if dim is None else next(left) for each, dim in zip(operands, dims, strict=True)]
-        return call_p.bind(*given, call=call)
+    def compute(row: Sequence[Any]) -> Any:
+        return call_p.bind(*(each if of is None else of for each, of in zip(operands, row, strict=True)), call=call)
 
-    rows = [jnp.moveaxis(each, dim, 0) for each, dim in zip(operands, dims, strict=True) if dim is not None]
+    rows = [None if dim is None else jnp.moveaxis(each, dim, 0) for each, dim in zip(operands, dims, strict=True)]
     return lax.map(compute, rows), 0
 
 

@@ -8,6 +8,7 @@ of torch.func is under way: torch's dispatcher hands it to each of these in turn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd import forward_ad
 from gpufold import adjoints
 from gpufold.adjoints import block_shape_of
 from gpufold.calls import Call
-from gpufold.geometry import BlocksGeometry, Size, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import BlocksGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.operations import OPERATIONS
 from gpufold.torch.executing import execute
 from gpufold.torch.tensors import (
@@ -120,38 +121,22 @@ def sizes_of(call: Call) -> list[list[int]]:
     return [list(block_shape_of(geometry))] if call.operation == "take_blocks" else []
 
 
-class _Torch:
-    """What the adjoints ask of torch; a window is joined."""
-
-    where, sign, stack, concatenate, moveaxis = torch.where, torch.sign, torch.stack, torch.cat, torch.movedim
-    broadcast_to, split = staticmethod(Tensor.expand), staticmethod(torch.split)
-
-    @staticmethod
-    def apply(call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
-        return apply(call, data, window, positions, out)
-
-    @staticmethod
-    def axes_of(call: Call, window: Any) -> tuple[Any, ...]:
-        return separated(call, window)
-
-    @staticmethod
-    def window_of(axes: Sequence[Any]) -> Any:
-        return axes[0] if len(axes) == 1 else torch.cat(tuple(axes))
-
-    @staticmethod
-    def cast(array: Any, dtype: str) -> Any:
-        return array.to(getattr(torch, dtype))
-
-    @staticmethod
-    def full(shape: Size, value: int, dtype: str, like: Any) -> Any:
-        return like.new_full(shape, value, dtype=getattr(torch, dtype))
-
-    @staticmethod
-    def paired(array: Any) -> Any:
-        return array.conj()
-
-
-TORCH: adjoints.Library = _Torch()
+TORCH: Any = SimpleNamespace(
+    where=torch.where,
+    sign=torch.sign,
+    stack=torch.stack,
+    concatenate=torch.cat,
+    moveaxis=torch.movedim,
+    broadcast_to=Tensor.expand,
+    split=torch.split,
+    apply=apply,
+    axes_of=separated,
+    window_of=lambda axes: axes[0] if len(axes) == 1 else torch.cat(tuple(axes)),
+    cast=lambda array, dtype: array.to(getattr(torch, dtype)),
+    full=lambda shape, value, dtype, like: like.new_full(shape, value, dtype=getattr(torch, dtype)),
+    paired=Tensor.conj,
+)
+"""What the adjoints ask of a library, see `gpufold.adjoints.Library`; a window is joined."""
 
 
 def batched(
