@@ -135,6 +135,10 @@ def map_tiles(
             f"map_tiles: block_shape must have one value for each of array's last axes, got {shown(block_shape)} for "
             f"shape {tuple(array.shape)}"
         )
+    if max(block) > sys.maxsize:
+        raise ValueError(
+            f"map_tiles: block_shape must be at most {sys.maxsize} on every axis, got {shown(block_shape)}"
+        )
     number = as_count("map_tiles", "batch", batch)
     if isinstance(out, np.ndarray):
         check_library("map_tiles", "out", out, np, "the result")

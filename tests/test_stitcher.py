@@ -371,20 +371,6 @@ def test_what_has_no_memory_before_it_is_added_changes_nothing(part, monkeypatch
         np.testing.assert_array_equal(got, want)
 
 
-def test_squares_that_overflow_are_as_silent_as_sums():
-    """Whatever NumPy is to do with errors, both of a batch's additions are made."""
-    window = np.array([1e200, 1.0, 1e-200])
-    results = []
-    for errors in ("ignore", "raise"):
-        stitcher = gpufold.Stitcher((5,), 3, window=window, reduction="least_squares")
-        with np.errstate(all=errors), warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for batch in ([(0,)], [(1,), (2,)]):
-                stitcher.add(np.ones((len(batch), 3)), batch)
-        results.append(stitcher.result())
-    assert_same_bits(*results)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_waits_for_no_thread_that_it_does_not_have(monkeypatch):
     free, held = gpufold.Stitcher((8,), 4), gpufold.Stitcher((8,), 4)
