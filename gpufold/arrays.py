@@ -59,30 +59,21 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     """Return the array library an array belongs to: numpy, or cupy where the caller has imported it."""
     if type(array) is np.ndarray:
         return np
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray without a mask, got a masked array; "
-                f"convert it with {name}.filled(value)"
-            )
-        if isinstance(array, np.matrix):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got numpy.matrix, which always has "
-                f"two axes; convert it with numpy.asarray({name})"
-            )
-        if has_own_arithmetic(array):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {_kind(array)}, which computes in "
-                f"its own way, such as with units; convert it with numpy.asarray({name})"
-            )
-        return np
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
-    raise TypeError(
-        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {_kind(array)}; "
-        f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
-    )
+    must, convert = f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray", f"numpy.asarray({name})"
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{must}, got {_kind(array)}; convert it with {convert} or cupy.asarray({name})")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{must} without a mask, got a masked array; convert it with {name}.filled(value)")
+    if isinstance(array, np.matrix):
+        raise TypeError(f"{must}, got numpy.matrix, which always has two axes; convert it with {convert}")
+    if has_own_arithmetic(array):
+        raise TypeError(
+            f"{must}, got {_kind(array)}, which computes in its own way, such as with units; convert it with {convert}"
+        )
+    return np
 
 
 def check_library(operation: str, name: str, array: object, library: ModuleType, like: str) -> None:

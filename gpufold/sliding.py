@@ -118,7 +118,7 @@ def col2im(
         or, from 32 bits on, float64 for a mean, least squares or window of integers and bool;
         ``numpy.rint(result).astype(data.dtype)`` rounds these back.
     out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `data`.
+        Output array of the result's shape and dtype that shares no memory with the other arrays.
     accumulate : bool
         Whether to add the result to `out` instead of overwriting it.
     fill_value : number, optional
@@ -213,12 +213,8 @@ def im2col(
         spatial axes, the last ones of `image`.
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `image`.
-    chunks, variant
-        As in `col2im`.
+    window, out, chunks, variant
+        As in `col2im`. What a window weighs must be floats or complex numbers.
 
     Returns
     -------

@@ -44,9 +44,7 @@ def batch_to_space(
         batch. TensorFlow's 2 for channels-last images is (1, 2, 2, 1).
     crops_begin, crops_end : sequence of int or 0
         Elements to crop from the start and end of each axis of the result, 0 for the batch. The default crops nothing.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `data`.
-    chunks, variant
+    out, chunks, variant
         As in `col2im`.
 
     Returns
@@ -105,9 +103,7 @@ def space_to_batch(
     pads_begin, pads_end : sequence of int or 0
         Zeros before and after each axis, 0 for the batch. Padded axes are multiples of their block. The default pads
         nothing.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `data`.
-    chunks, variant
+    out, chunks, variant
         As in `col2im`.
 
     Returns
