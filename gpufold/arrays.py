@@ -106,6 +106,12 @@ def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
     return device
 
 
+def check_device(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
+    """Raise where an array of a GPU is not on the device of the data."""
+    if library is not np and array.device != data.device:
+        raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
+
+
 # ---------------------------------------------------------------------------------------------
 # What kernels read where it lies
 
@@ -201,10 +207,7 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
         check_library(operation, "positions", given, library, name)
         if given.dtype.kind not in "iu":
             raise TypeError(f"{operation}: positions must be integers, got dtype {given.dtype}")
-        if library is not np and given.device != array.device:
-            raise ValueError(
-                f"{operation}: positions must be on the device of {name}, {array.device}, got {given.device}"
-            )
+        check_device(operation, library, "positions", given, name, array)
     given = given[:, None] if len(given.shape) == 1 else given
     if not on_host and is_kernel_ready(library, given, INT64):
         return given
@@ -321,11 +324,9 @@ def is_same(library: ModuleType, first: Any, second: Any) -> bool:
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
     """Raise unless an array can be written to where the data are."""
-    if library is np:
-        if not array.flags.writeable:
-            raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
-    elif array.device != data.device:
-        raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
+    if library is np and not array.flags.writeable:
+        raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
+    check_device(operation, library, name, array, like, data)
     if not array.flags.c_contiguous and overlaps_itself(array.shape, array.strides, array.itemsize):
         raise overlapping(operation, name, array.shape, array.strides)
 

@@ -91,8 +91,7 @@ def array_to_blocks(
         call, margins = call.extended
         with device_of(library, array):
             array = extended(library, library.arange, array, margins, mode)
-    blocks: ArrayT = compute(call, library, array, out, window)
-    return blocks
+    return compute(call, library, array, out, window)
 
 
 @overload  # averages and weighted sums of integers are floats

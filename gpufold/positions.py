@@ -298,8 +298,7 @@ def take_blocks(
             copy_into(library, out, taken)
             taken = out
         return taken  # type: ignore[no-any-return]
-    blocks: ArrayT = compute(call, library, array, out, window, places)
-    return blocks
+    return compute(call, library, array, out, window, places)
 
 
 @dispatched
@@ -350,8 +349,7 @@ def average(
     library = library_of("average", "numerator", numerator)
     check_library("average", "weight", weight, library, "numerator")
     call = calls.average(numerator, weight, variant=variant)
-    quotients: ArrayT = compute(call, library, numerator, out, weight)
-    return quotients
+    return compute(call, library, numerator, out, weight)
 
 
 @answers

@@ -234,5 +234,4 @@ def im2col(
     """
     library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
-    columns: ArrayT = compute(call, library, image, out, window)
-    return columns
+    return compute(call, library, image, out, window)

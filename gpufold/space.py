@@ -67,8 +67,7 @@ def batch_to_space(
     """
     library = library_of("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
-    space: ArrayT = compute(call, library, data, out)
-    return space
+    return compute(call, library, data, out)
 
 
 @dispatched
@@ -126,5 +125,4 @@ def space_to_batch(
     """
     library = library_of("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
-    batch: ArrayT = compute(call, library, data, out)
-    return batch
+    return compute(call, library, data, out)

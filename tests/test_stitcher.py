@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from cases import INEXACT, assert_same_bits, values, window_of
 from definition import sum_dtype, weight_dtype
+from fronts import as_tensor
 
 import gpufold
 from gpufold.backends import ArrayBackend
@@ -422,13 +423,7 @@ def test_a_duplicate_goes_on_by_itself(duplicate):
 # Windows are the stitcher's own
 
 
-def as_tensors(array):
-    import torch
-
-    return torch.from_numpy(array)
-
-
-@pytest.mark.parametrize("convert", [np.asarray, pytest.param(as_tensors, marks=pytest.mark.peer("torch"))])
+@pytest.mark.parametrize("convert", [np.asarray, pytest.param(as_tensor, marks=pytest.mark.peer("torch"))])
 @pytest.mark.parametrize("kind", ["full", "axes", "list"])
 def test_a_window_that_changes_afterwards_changes_nothing(kind, convert):
     weights = [convert(np.array([1.0, 2.0, 4.0])), convert(np.array([1.0, 3.0]))]
