@@ -180,7 +180,7 @@ gpufold.torch.Fold(output_size=(5, 6), kernel_size=(2, 2), dilation=(1, 1), padd
 gpufold.torch.Unfold(kernel_size=(2, 2), dilation=(1, 1), padding=(0, 0), stride=(1, 1), window=torch.ones(2, 2))
 """
 OF_DASK = """
-gpufold.dask.stitch(blocks=da.from_array(np.ones((2, 3, 2, 2), "f4")), positions=np.array([(3, -1), (4, 2)]),
+gpufold.dask.stitch(blocks=dask.array.from_array(np.ones((2, 3, 2, 2), "f4")), positions=np.array([(3, -1), (4, 2)]),
     output_shape=(3, 8, 9), window=np.ones((2, 2), "f4"), reduction="mean", chunks=(4, 9))
 """
 
@@ -195,13 +195,23 @@ NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks",
 NAMES += ("batch_to_space", "space_to_batch")
 
 
-def calls_of(front, make, *without, names=NAMES, kept=()):
+TORCH, DASK, JAX = "gpufold.torch", "gpufold.dask", "gpufold.jax"
+MAKES = {
+    "gpufold": "{}",
+    TORCH: "torch.from_numpy({})",
+    DASK: "dask.array.from_array({})",
+    JAX: "jax.numpy.asarray({})",
+}
+"""How each front's arrays are made of NumPy's."""
+
+
+def calls_of(front, *without, names=NAMES, kept=()):
     """Return calls of a front's functions: those of NumPy, of its own arrays and without some arguments."""
     return [
         (
             f"{front}.{name}",
             {
-                each: make.format(value) if value.startswith("np.ones") and each not in kept else value
+                each: MAKES[front].format(value) if value.startswith("np.ones") and each not in kept else value
                 for each, value in call.items()
                 if each not in ("out", "accumulate", "weight_out", *without)
             },
@@ -212,14 +222,13 @@ def calls_of(front, make, *without, names=NAMES, kept=()):
     ]
 
 
-TORCH, DASK, JAX = "gpufold.torch", "gpufold.dask", "gpufold.jax"
 OF_CHUNKS = ("window", "weights")
 """Of the library of a dask array's chunks."""
 TABLE = {
     "gpufold": calls_in(CALLS),
-    TORCH: calls_in(OF_TORCH) + calls_of(TORCH, "torch.from_numpy({})", "dtype", names=(*NAMES, "add_blocks_")),
-    DASK: calls_in(OF_DASK) + calls_of(DASK, "da.from_array({})", kept=OF_CHUNKS),
-    JAX: calls_of(JAX, "jnp.asarray({})"),
+    TORCH: calls_in(OF_TORCH) + calls_of(TORCH, "dtype", names=(*NAMES, "add_blocks_")),
+    DASK: calls_in(OF_DASK) + calls_of(DASK, kept=OF_CHUNKS),
+    JAX: calls_of(JAX),
 }
 
 REQUIRED = {
@@ -315,7 +324,7 @@ def what_is_wrong(call, names, stitcher):
     before = [state_of(value) for value in watched]
     try:
         function = partial(eval(compiled(call.name), names), **arguments)
-        if "jnp" in names and prod(names["jax"].eval_shape(lambda: function()).shape) > MOST_OF_JAX:
+        if "jax" in names and prod(names["jax"].eval_shape(lambda: function()).shape) > MOST_OF_JAX:
             return None
         result = function()
         if call.name == "gpufold.autotune":
@@ -371,21 +380,10 @@ def little_memory():
 
 def names_of(front):
     """Return the names that drawn code of a front knows, and `kind`, that of its results."""
-    names = dict(globals()) | {"kind": np.ndarray}
     importlib.import_module(front)
-    if front == "gpufold.torch":
-        import torch
-
-        names |= {"torch": torch, "kind": torch.Tensor}
-    if front == "gpufold.dask":
-        import dask.array as da
-
-        names |= {"da": da, "kind": da.Array}
-    if front == "gpufold.jax":
-        import jax
-
-        names |= {"jax": jax, "jnp": jax.numpy, "kind": type(jax.numpy.ones(1))}
-    return names
+    package = front.rpartition(".")[2]
+    names = dict(globals()) | {package: importlib.import_module(package)}
+    return names | {"kind": type(eval(MAKES[front].format("np.ones(1)"), names))}
 
 
 def failures_of(front, draws, seed):
