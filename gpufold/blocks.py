@@ -38,12 +38,7 @@ def array_to_blocks(
            [2, 3, 4],
            [4, 5, 6]])
 
-    Values are copied; arithmetic happens only with a window. With ``last="over"`` blocks cover every element:
-
-    >>> gpufold.array_to_blocks(np.arange(6), (3,), strides=(2,), last="over")
-    array([[0, 1, 2],
-           [2, 3, 4],
-           [4, 5, 0]])
+    Values are copied; arithmetic happens only with a window.
 
     Parameters
     ----------

@@ -104,13 +104,9 @@ def add_blocks(
     add_blocks_ : Add in place, and add the weights to another array in the same pass.
     take_blocks : Extract blocks at positions: the adjoint.
     grid_positions : Positions of tiles that cover an array.
+    blocks_to_array : Sum blocks of a grid, in another order of additions.
     Stitcher : Average blocks that come in batches.
     numpy.add.at : Scatter-add single elements.
-
-    Notes
-    -----
-    With ``positions[p] = p * strides`` this is `blocks_to_array` with ``accumulate=True``, in another order of
-    additions.
     """
     options = {"window": window, "variant": variant, "deterministic": deterministic}
     library, call, places, by_block = _described(array, blocks, positions, weights, options)

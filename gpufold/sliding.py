@@ -80,13 +80,6 @@ def col2im(
     bitwise reproducible, on the CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed
     in float32.
 
-    The mean inverts `im2col` wherever a block covers the image:
-
-    >>> image = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
-    >>> columns = gpufold.im2col(image, (2, 2))
-    >>> np.array_equal(gpufold.col2im(columns, (4, 4), (2, 2), reduction="mean"), image)
-    True
-
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -104,8 +97,9 @@ def col2im(
         Padding before and after the image along each axis, at least 0.
     reduction : str
         How overlaps combine: "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements
-        added to it or, with a window, by the sum of their weights. Least squares divides by the sum of squared weights:
-        it inverts `im2col` with the same window, as in an inverse short-time Fourier transform. Pixels that only zero
+        added to it, which inverts `im2col`, or, with a window, by the sum of their weights. Least squares divides by
+        the sum of squared weights: it inverts `im2col` with the same window, as in an inverse short-time Fourier
+        transform. Pixels that only zero
         weights reach are zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean
         and 2**-48 in least squares, with ten times these exponents in double precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional

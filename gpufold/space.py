@@ -33,8 +33,6 @@ def batch_to_space(
     array([[[ 3,  1,  4,  2,  5],
             [ 9,  7, 10,  8, 11]]])
 
-    Values are copied.
-
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -90,8 +88,6 @@ def space_to_batch(
     >>> gpufold.space_to_batch(data, (1, 2), pads_begin=(0, 1), pads_end=(0, 0))
     array([[0, 2, 4],
            [1, 3, 5]])
-
-    Values are copied.
 
     Parameters
     ----------

@@ -106,27 +106,14 @@ class Stitcher(_Of[ArrayT, WholeT]):
     Each element of the result is the mean of the tiles that cover it, weighted by the window, or zero without any tile.
     Tiles are added in their order, so the result does not depend on batch size.
 
-    None is an unbounded axis. Its rows are returned once no later tile can overlap them, here for frames of four
-    samples with a hop of two:
-
-    >>> stream = gpufold.Stitcher((None,), 4)
-    >>> for start in (0, 2, 4):
-    ...     stream.add(np.full((1, 4), start, np.float32), [(start,)])
-    ...     print(*stream.finished())
-    0 []
-    0 [0. 0.]
-    2 [1. 1.]
-    >>> print(*stream.result())
-    4 [3. 3. 4. 4.]
-
     Methods are thread-safe. A stitcher can be pickled between two batches. Type checkers know the arrays of
     ``Stitcher[numpy.ndarray]``, as in an annotation of a variable.
 
     Parameters
     ----------
     output_shape : sequence of int or None
-        Shape (*lead, *size) of the result. The first extent of `size` may be None for an unbounded axis; `slabs` is
-        then True.
+        Shape (*lead, *size) of the result. The first extent of `size` may be None for an unbounded axis, as of a stream
+        of frames; `slabs` is then True.
     block_shape : int or sequence of int
         Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
         `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
