@@ -290,14 +290,10 @@ WORDS = ("reduction", "mode", "last", "variant", "operation")
 FLAGS = ("accumulate", "deterministic", "slabs")
 
 
-def is_what_it_seems(name, value):
-    """Return whether an argument means what a call that takes it reads: no mask is lost, no unit, no array's truth."""
-    if name in WORDS:
-        return isinstance(value, str)
-    if name in FLAGS:
-        return isinstance(value, bool | np.bool)
+def is_what_it_seems(value):
+    """Return whether an argument means what a call that takes it reads: no mask is lost, and no unit."""
     if isinstance(value, list | tuple):
-        return all(is_what_it_seems("", each) for each in value)
+        return all(map(is_what_it_seems, value))
     return not isinstance(value, np.ma.MaskedArray | np.matrix | Units)
 
 
@@ -343,7 +339,7 @@ def what_is_wrong(call, names, stitcher):
         if call.name == "gpufold.warmup" and (isinstance(error, ImportError) or "cupy" in type(error).__module__):
             return None  # there is nothing to compile for
         return f"raises {type(error).__module__}.{type(error).__name__}: {str(error)[:300]}"
-    other = [name for name, value in arguments.items() if not is_what_it_seems(name, value)]
+    other = [name for name, value in arguments.items() if not is_what_it_seems(value)]
     if other:
         return f"takes {other[0]} for what it is not"
     of_class = not call.name.rpartition(".")[2].islower()
