@@ -122,12 +122,6 @@ BAD_CALLS = [
     (columns(kernel_size=(HUGE, HUGE), pads_end=HUGE), ValueError, ["data axis 1", "multiple of", str(HUGE * HUGE)]),
     (columns(pads_begin=HUGE, pads_end=HUGE), ValueError, ["data axis 2", "got 20", str(HUGE)]),
     (columns(kernel_size=(2, HUGE)), ValueError, ["padded image is smaller", "axis 1", str(HUGE)]),
-    (
-        columns(data=np.ones((1, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
-        ValueError,
-        ["result", str(HUGE), str(HUGE * HUGE * 8), "bytes"],
-    ),
-    (image(pads_end=HUGE), ValueError, ["result", "bytes", "12"]),
     # results that cannot be, even where they have no element
     *(
         (call, ValueError, ["the result of shape (0, ", "bytes", "more than the"])
@@ -187,9 +181,7 @@ BAD_CALLS = [
     (image(image=np.ones((5, 6))), ValueError, ["image", "rank 4 or 3", "got rank 2"]),
     (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on spatial axis 0"]),
     # --- batch_to_space
-    (batch(block_shape=2), TypeError, ["block_shape", "3 values", "got 2", "(1, 2, 1)"]),
     (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
-    (batch(block_shape=(1, 2)), ValueError, ["block_shape", "3 values", "got (1, 2)"]),
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
     (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
     (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
