@@ -250,10 +250,16 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 @pytest.mark.peer("zarr")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the most memory of a process is read from /proc")
 @pytest.mark.parametrize(
-    "shape", [(120, 256, 256), pytest.param((2050, 512, 512), marks=pytest.mark.all)], ids=["8 MB", "0.5 GB"]
+    "shape",
+    [
+        (120, 256, 256),
+        pytest.param((300, 512, 512), marks=pytest.mark.all),
+        pytest.param((2050, 512, 512), marks=pytest.mark.many),
+    ],
+    ids=["8 MB", "80 MB", "0.5 GB"],
 )
 def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(shape, tmp_path):
-    """Half a GB of Zarr's into as much, in less than 200 MB with Python and its packages."""
+    """So much of Zarr's into as much, in less than 200 MB with Python and its packages."""
     import zarr
 
     rng = np.random.default_rng(0)
