@@ -49,8 +49,7 @@ def prepare(
     """
     if call.dtype not in ELEMENT_TYPES:
         _check_no_sums(call, data)
-    if call.variant != "auto":
-        check_variant(call, library is np)
+    check_variant(call, library is np)
     weights = None if window is None else as_weights(call, library, window, data)
     if out is None:
         return weights

@@ -116,8 +116,7 @@ def add_blocks(
         check_apart("add_blocks", library, "out", out, [("array", array)])
         copy_into(library, out, array)
     _run(call, library, (blocks, sums, places, None), factors, by_block)
-    result: ArrayT = sums
-    return result
+    return sums  # type: ignore[no-any-return]
 
 
 @dispatched
@@ -175,8 +174,7 @@ def add_blocks_(
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         raise type(error)(said) from None
     _run(call, library, (blocks, array, places, weight_out), factors, by_block)
-    result: Any = array
-    return result  # type: ignore[no-any-return]
+    return array  # type: ignore[return-value]
 
 
 def _described(

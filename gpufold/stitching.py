@@ -19,6 +19,7 @@ from gpufold import extras
 from gpufold.arrays import Positions, Shaped, Window
 from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Reduction
+from gpufold.coverage import put
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import ENDLESS, Extents, Sizes, stitched_sizes
@@ -415,10 +416,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
             result = backend.average(sums, weight)
             if fill_value != 0 and weight is not None:
                 bare = abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)
-                if fill_value is not None and hasattr(result, "at"):
-                    result = result.at[..., bare].set(fill_value)
-                elif fill_value is not None:
-                    result[..., bare] = fill_value
+                if fill_value is not None:
+                    result = put(result, (..., bare), fill_value)
                 elif bare.any():
                     raise ValueError(
                         f"Stitcher.{method}: tiles must cover every element with nonzero weight (the NOLA condition), "

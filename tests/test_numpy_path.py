@@ -85,7 +85,10 @@ def defined(call, before):
         positions, blocks = call.arguments[1], read.astype(call.data.dtype)
         total = definition.add_blocks(call.data, blocks, positions, window, weight_out=weight is not None)
         block = blocks.shape[blocks.ndim - positions.shape[1] :]
-        return total, None if weight is None else definition.add_weights(weight, block, positions, window)
+        if weight is None:
+            return total, None
+        ones = np.ones((len(positions), *block), weight.dtype)
+        return total, definition.add_blocks(weight, ones, positions, window, weight_out=True)
     if call.operation == "take_blocks":
         return definition.take_blocks(read, *call.arguments, window, options["mode"]), None
     if call.operation == "average":
