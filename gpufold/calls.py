@@ -404,8 +404,12 @@ def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
     if dtype is None and fill_value is None and call.fusion is PLAIN:
         return call
     averages = call.fusion.reduction != "sum" or call.fusion.window != "none"
-    if dtype is not None or averages:
-        name = average_dtype(call.dtype) if dtype is None else dtype_name(dtype)
+    name = call.dtype
+    if dtype is not None:
+        name = dtype_name(dtype)
+    elif averages:
+        name = average_dtype(call.dtype)
+    if name != call.dtype:
         call = summed_in(call, name, f"dtype must be that of {data},")
     if averages:
         check_floats(call.operation, call.fusion.reduction, call.dtype)
