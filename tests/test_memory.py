@@ -34,6 +34,13 @@ CASES = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_others_left():
+    """Let the garbage collector pass over it: looking through it takes a second each time, also while time is taken."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def one_thread():
     gpufold.set_num_threads(1)
@@ -121,7 +128,6 @@ def test_blocks_at_positions_need_no_more_than_a_tile(one_thread, dtypes, kind):
 
 def kept_by(call):
     """Bytes that are still there once a call's result is gone."""
-    gc.collect()
     tracemalloc.start()
     try:
         call()
