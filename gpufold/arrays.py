@@ -59,30 +59,21 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     """Return the array library an array belongs to: numpy, or cupy where the caller has imported it."""
     if type(array) is np.ndarray:
         return np
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray without a mask, got a masked array; "
-                f"convert it with {name}.filled(value)"
-            )
-        if isinstance(array, np.matrix):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got numpy.matrix, which always has "
-                f"two axes; convert it with numpy.asarray({name})"
-            )
-        if has_own_arithmetic(array):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {_kind(array)}, which computes in "
-                f"its own way, such as with units; convert it with numpy.asarray({name})"
-            )
-        return np
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
-    raise TypeError(
-        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {_kind(array)}; "
-        f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
-    )
+    must, convert = f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray", f"numpy.asarray({name})"
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{must}, got {_kind(array)}; convert it with {convert} or cupy.asarray({name})")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{must} without a mask, got a masked array; convert it with {name}.filled(value)")
+    if isinstance(array, np.matrix):
+        raise TypeError(f"{must}, got numpy.matrix, which always has two axes; convert it with {convert}")
+    if has_own_arithmetic(array):
+        raise TypeError(
+            f"{must}, got {_kind(array)}, which computes in its own way, such as with units; convert it with {convert}"
+        )
+    return np
 
 
 def check_library(operation: str, name: str, array: object, library: ModuleType, like: str) -> None:
@@ -113,6 +104,12 @@ def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
     """Return a context manager that makes the array's device current, which does nothing on the CPU."""
     device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
     return device
+
+
+def check_device(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
+    """Raise where an array of a GPU is not on the device of the data."""
+    if library is not np and array.device != data.device:
+        raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,10 +207,7 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
         check_library(operation, "positions", given, library, name)
         if given.dtype.kind not in "iu":
             raise TypeError(f"{operation}: positions must be integers, got dtype {given.dtype}")
-        if library is not np and given.device != array.device:
-            raise ValueError(
-                f"{operation}: positions must be on the device of {name}, {array.device}, got {given.device}"
-            )
+        check_device(operation, library, "positions", given, name, array)
     given = given[:, None] if len(given.shape) == 1 else given
     if not on_host and is_kernel_ready(library, given, INT64):
         return given
@@ -330,11 +324,9 @@ def is_same(library: ModuleType, first: Any, second: Any) -> bool:
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
     """Raise unless an array can be written to where the data are."""
-    if library is np:
-        if not array.flags.writeable:
-            raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
-    elif array.device != data.device:
-        raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
+    if library is np and not array.flags.writeable:
+        raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
+    check_device(operation, library, name, array, like, data)
     if not array.flags.c_contiguous and overlaps_itself(array.shape, array.strides, array.itemsize):
         raise overlapping(operation, name, array.shape, array.strides)
 

@@ -12,11 +12,11 @@ from gpufold import calls, extras
 from gpufold.arrays import as_positions, device_of, library_of
 from gpufold.calls import Call
 from gpufold.compute import run
-from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
+from gpufold.elements import check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.given import is_separable
 from gpufold.positions import average
-from gpufold.weights import at_least, of_elements, weighed
+from gpufold.weights import of_elements, weighed
 from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks
 
 KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
@@ -26,6 +26,7 @@ KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
 class Backend(Protocol):
     """What is asked of arrays of a kind, which the blocks of a batch are an example of."""
 
+    library: Any
     kind: str
     shape: Size
     dtype: str
@@ -38,9 +39,6 @@ class Backend(Protocol):
 
     def ones(self, like: Any, shape: Size) -> Any:
         """Return ones without memory of their own."""
-
-    def at_least(self, weights: Any, least: float) -> Any:
-        """Return weights of which none but zeros is smaller in magnitude."""
 
     def positions(self, given: Any, on_host: bool) -> Any:
         """Return positions, in the memory of the host where they may be there."""
@@ -81,9 +79,6 @@ class ArrayBackend:
     def ones(self, like: Any, shape: Size) -> Any:
         return self.library.broadcast_to(self.library.ones((), like.dtype), shape)
 
-    def at_least(self, weights: Any, least: float) -> Any:
-        return at_least(self.library, weights, least)
-
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
         with self.device:
             axes = axes_of_window(call, window)
@@ -121,35 +116,29 @@ class TorchBackend:
     kind = "torch.Tensor"
 
     def __init__(self, blocks: Any) -> None:
-        self._ours = extras.load("torch")
+        self.library, self._ours = sys.modules["torch"], extras.load("torch")
         described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
         self.shape, self.dtype = described.shape, described.dtype.name
         self._blocks, self.place = blocks, blocks.device
         self.device: AbstractContextManager[Any] = nullcontext()
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
-        torch = sys.modules["torch"]
-        known = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        return torch.zeros(shape, dtype=known, device=self.place)
+        known = getattr(self.library, dtype) if isinstance(dtype, str) else dtype
+        return self.library.zeros(shape, dtype=known, device=self.place)
 
     def ones(self, like: Any, shape: Size) -> Any:
         return like.new_ones(()).expand(shape)
 
-    def at_least(self, weights: Any, least: float) -> Any:
-        return at_least(sys.modules["torch"], weights, least)
-
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
         axes = [
-            sys.modules["torch"].tensor(each.astype(np.float64), device=self.place)
-            if type(each) is np.ndarray
-            else each
+            self.library.tensor(each.astype(np.float64), device=self.place) if type(each) is np.ndarray else each
             for each in axes_of_window(call, window)
         ]
         weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, axes, window)
         return weights
 
     def positions(self, given: Any, on_host: bool) -> Any:
-        if isinstance(given, sys.modules["torch"].Tensor):
+        if isinstance(given, self.library.Tensor):
             if not on_host:
                 return self._ours.tensors.checked_positions("Stitcher.add", given, self._blocks, "blocks")
             if given.is_cpu:
@@ -158,7 +147,7 @@ class TorchBackend:
 
     def to_device(self, places: Any) -> Any:
         if isinstance(places, np.ndarray):
-            return sys.modules["torch"].from_numpy(places.copy()).to(self.place)  # which gradients need later
+            return self.library.from_numpy(places.copy()).to(self.place)  # which gradients need later
         return places
 
     def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
@@ -167,8 +156,8 @@ class TorchBackend:
         tensors.check_like("Stitcher.add", "weights", weights, self._blocks, "blocks")
         check_block_weights("Stitcher.add", weights, dtype, len(self._blocks))
         weights = tensors.ready_weights(weights, tensors.WEIGHTS[dtype])
-        each = of_elements(sys.modules["torch"], weights, factors or (), self._blocks.ndim, least)
-        return tensors.weighed(self._blocks.to(getattr(sys.modules["torch"], dtype)), each), each
+        each = of_elements(self.library, weights, factors or (), self._blocks.ndim, least)
+        return tensors.weighed(self._blocks.to(getattr(self.library, dtype)), each), each
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
         self._ours.add_blocks_(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)
@@ -214,6 +203,11 @@ def _is_of_jax(array: Any) -> bool:
     return jax is not None and isinstance(array, jax.Array)
 
 
+def _is_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
 def _of_jax(name: str, array: Any) -> Any:
     """Return an array of JAX, on the CPU and not traced, as NumPy's in the same memory; others as they are."""
     if not _is_of_jax(array):
@@ -228,15 +222,10 @@ def _of_jax(name: str, array: Any) -> Any:
 def backend_of(blocks: Any, kind: str = "") -> Backend:
     """Return the backend of a batch, or of its sums where the kind of the batch is given."""
     if kind == JAX or _is_of_jax(blocks):
-        return _known(JaxBackend(blocks))
-    torch = sys.modules.get("torch")
-    tensors = torch is not None and isinstance(blocks, torch.Tensor)
-    return _known(TorchBackend(blocks) if tensors else ArrayBackend(blocks))
-
-
-def _known(backend: Backend) -> Backend:
-    if backend.dtype not in ELEMENT_TYPES:
-        check_dtype("Stitcher.add", "blocks", backend.dtype)
+        backend: Backend = JaxBackend(blocks)
+    else:
+        backend = TorchBackend(blocks) if _is_tensor(blocks) else ArrayBackend(blocks)
+    check_dtype("Stitcher.add", "blocks", backend.dtype)
     return backend
 
 
@@ -248,8 +237,7 @@ def copy_of_window(where: str, window: Any) -> Any:
 
 
 def _copy(where: str, name: str, weights: Any) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(weights, torch.Tensor):
+    if _is_tensor(weights):
         return weights.clone()
     if _is_of_jax(weights):  # which nobody can change
         return weights

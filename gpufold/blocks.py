@@ -38,12 +38,7 @@ def array_to_blocks(
            [2, 3, 4],
            [4, 5, 6]])
 
-    Values are copied; arithmetic happens only with a window. With ``last="over"`` blocks cover every element:
-
-    >>> gpufold.array_to_blocks(np.arange(6), (3,), strides=(2,), last="over")
-    array([[0, 1, 2],
-           [2, 3, 4],
-           [4, 5, 0]])
+    Values are copied; arithmetic happens only with a window.
 
     Parameters
     ----------
@@ -54,8 +49,8 @@ def array_to_blocks(
         of `array`. An int means a block along every axis of `array`.
     strides : int or sequence of int
         Elements between adjacent blocks, at least 1. An int means the same on every axis.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
+    window, out, chunks, variant
+        As in `col2im`. What a window weighs must be floats or complex numbers.
     last : str
         How to place the last block if strides do not divide the axis. "drop" omits a block that does not fit, and the
         elements there. "over" adds a block that extends beyond the end, filled according to `mode`. Use `take_blocks`
@@ -63,10 +58,6 @@ def array_to_blocks(
     mode : str
         How elements beyond the end are filled, as in `take_blocks`: "constant" (zero), "edge", "reflect", "symmetric"
         or "wrap". All but "constant" make a padded copy of an array if a block extends beyond it.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `array`.
-    chunks, variant
-        As in `col2im`.
 
     Returns
     -------
@@ -86,7 +77,7 @@ def array_to_blocks(
 
     Notes
     -----
-    Like sigpy's function of that name: its ``blk_shape`` is `block_shape`, and its ``blk_strides`` is `strides`.
+    Like sigpy's functions of these names: their ``blk_shape`` is `block_shape`, and ``blk_strides`` is `strides`.
     """
     library = library_of("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
@@ -95,8 +86,7 @@ def array_to_blocks(
         call, margins = call.extended
         with device_of(library, array):
             array = extended(library, library.arange, array, margins, mode)
-    blocks: ArrayT = compute(call, library, array, out, window)
-    return blocks
+    return compute(call, library, array, out, window)
 
 
 @overload  # averages and weighted sums of integers are floats
@@ -167,13 +157,8 @@ def blocks_to_array(
         Blocks of shape (*lead, *num_blocks, *block_shape), of the dtypes of `col2im`.
     output_shape : sequence of int
         Shape (*lead, *size) of the result, with the leading axes of the blocks.
-    block_shape : int or sequence of int
-        Elements of a block along each spatial axis, at least 1. Its length is the number of spatial axes. An int means
-        a block along every axis of `output_shape`.
-    strides : int or sequence of int
-        Elements between adjacent blocks, at least 1. An int means the same on every axis.
-    last : str
-        As in `array_to_blocks`; elements beyond the end are dropped.
+    block_shape, strides, last
+        As in `array_to_blocks`, with `output_shape` for the shape of its array; elements beyond the end are dropped.
     reduction, window, dtype, out, accumulate, fill_value, chunks, variant, deterministic
         As in `col2im`.
 
@@ -192,10 +177,6 @@ def blocks_to_array(
     array_to_blocks : Extract the blocks.
     col2im : The same from columns, with dilation and padding.
     Stitcher : Average blocks that come in batches, at arbitrary positions.
-
-    Notes
-    -----
-    Like sigpy's function of that name: its ``blk_shape`` is `block_shape`, and its ``blk_strides`` is `strides`.
     """
     library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(

@@ -403,18 +403,17 @@ def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
     """
     if dtype is None and fill_value is None and call.fusion is PLAIN:
         return call
-    return _kept_in(call, dtype, data).covering(fill_value)
-
-
-def _kept_in(call: Call, dtype: Any, data: str) -> Call:
     averages = call.fusion.reduction != "sum" or call.fusion.window != "none"
-    if dtype is None:
-        name = average_dtype(call.dtype) if averages else call.dtype
-        return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
-    call = summed_in(call, dtype_name(dtype), f"dtype must be that of {data},")
+    name = call.dtype
+    if dtype is not None:
+        name = dtype_name(dtype)
+    elif averages:
+        name = average_dtype(call.dtype)
+    if name != call.dtype:
+        call = summed_in(call, name, f"dtype must be that of {data},")
     if averages:
         check_floats(call.operation, call.fusion.reduction, call.dtype)
-    return call
+    return call.covering(fill_value)
 
 
 def checked(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import check_apart, check_out, check_writable, new_result
+from gpufold.arrays import Array, ArrayT, check_apart, check_out, check_writable, new_result
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import BlocksGeometry, SlidingGeometry
@@ -19,22 +19,19 @@ from gpufold.windows import as_weights, name_of_weights
 def compute(
     call: Call,
     library: ModuleType,
-    data: Any,
-    out: Any = None,
+    data: Array[ArrayT],
+    out: Array[ArrayT] | None = None,
     window: Any = None,
     positions: Any = None,
-) -> Any:
+) -> ArrayT:
     """Compute a call on its first array, into `out` or a new array; positions, where there are any, are int64.
 
     Nothing is written before everything is checked.
     """
-    if out is None:
-        weights = prepare(call, library, data, None, window)
-        out = new_result(call, library, data, call.result_shape)
-    else:
-        weights = prepare(call, library, data, out, window, positions)
-    run(call, library, data, out, weights, positions)
-    return out
+    weights = prepare(call, library, data, out, window, positions)
+    result: Any = new_result(call, library, data, call.result_shape) if out is None else out
+    run(call, library, data, result, weights, positions)
+    return result  # type: ignore[no-any-return]
 
 
 def prepare(
@@ -52,8 +49,7 @@ def prepare(
     """
     if call.dtype not in ELEMENT_TYPES:
         _check_no_sums(call, data)
-    if call.variant != "auto":
-        check_variant(call, library is np)
+    check_variant(call, library is np)
     weights = None if window is None else as_weights(call, library, window, data)
     if out is None:
         return weights

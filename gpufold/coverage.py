@@ -34,16 +34,20 @@ def check_covered(operation: str, geometry: Any, shape: Size, reduction: str) ->
         )
 
 
-def filled(geometry: object, result: Any, fill_value: Any) -> Any:
+def filled(geometry: object, result: Any, fill_value: complex | None) -> Any:
     """Return a result, of any library, with a value where no block covers it, which is zero already."""
     if fill_value is None or fill_value == 0:
         return result
     assert isinstance(geometry, BlocksGeometry | SlidingGeometry)
     for after, axis in enumerate(reversed(geometry.axes)):
         for span in axis.uncovered:
-            where = (..., span, *(slice(None),) * after)
-            if hasattr(result, "at"):
-                result = result.at[where].set(fill_value)
-            else:
-                result[where] = fill_value
+            result = put(result, (..., span, *(slice(None),) * after), fill_value)
+    return result
+
+
+def put(result: Any, where: Any, fill_value: complex) -> Any:
+    """Return a result, of any library, with a value at some of its places; where it can change, it is changed."""
+    if hasattr(result, "at"):
+        return result.at[where].set(fill_value)
+    result[where] = fill_value
     return result

@@ -122,13 +122,6 @@ def explain(
             device = launch.device(data.device.id)
     elif not isinstance(device, Device):
         raise TypeError(f"explain: device must be a gpufold.gpu.plan.Device or the name of one, got {shown(device)}")
-    return explain_call(call, input, output, device, weight_out)
-
-
-def explain_call(
-    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
-) -> Explanation:
-    """Plan a call and say why every other variant was not taken."""
     check_dtype(call.operation, OPERATIONS[call.operation].data, call.dtype)
     problem = registry.problem_of(call, input, output, device, weight_out)
     plan, measured, _ = tuning.decide(problem)

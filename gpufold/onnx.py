@@ -1,10 +1,5 @@
 """Col2Im under ONNX's names: the function, and the operator for ONNX's reference evaluator.
 
->>> import numpy as np, gpufold.onnx
->>> columns = np.arange(25, dtype=np.float32).reshape(1, 5, 5)
->>> gpufold.onnx.col2im(columns, image_shape=[5, 5], block_shape=[1, 5]).shape
-(1, 1, 5, 5)
-
 `Col2Im` needs the package onnx, which is imported when the class is first asked for.
 """
 
@@ -77,10 +72,6 @@ def col2im(
     See Also
     --------
     gpufold.col2im : With windows, means and any leading padding.
-
-    Notes
-    -----
-    Implements ONNX Col2Im-18.
     """
     library_of("onnx.col2im", "input", input)
     if len(input.shape) != 3:

@@ -78,14 +78,12 @@ def add_blocks(
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
         Index in `array` of the first element of each block, of shape (P, rank), along the last `rank` axes; integers.
         For one axis also of shape (P,).
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, as in `col2im`.
     weights : numpy.ndarray or cupy.ndarray, optional
         One real weight per block, of shape (P,), in addition to the window. On a GPU the weighted blocks are a
         temporary array.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype: `array` itself, or one that shares no memory with the others.
-    variant, deterministic
+    window, variant, deterministic
         As in `col2im`.
 
     Returns
@@ -106,27 +104,19 @@ def add_blocks(
     add_blocks_ : Add in place, and add the weights to another array in the same pass.
     take_blocks : Extract blocks at positions: the adjoint.
     grid_positions : Positions of tiles that cover an array.
+    blocks_to_array : Sum blocks of a grid, in another order of additions.
     Stitcher : Average blocks that come in batches.
     numpy.add.at : Scatter-add single elements.
-
-    Notes
-    -----
-    With ``positions[p] = p * strides`` this is `blocks_to_array` with ``accumulate=True``, in another order of
-    additions.
     """
-    library = library_of("add_blocks", "array", array)
-    check_library("add_blocks", "blocks", blocks, library, "array")
-    places = as_positions("add_blocks", library, positions, array, "array")
-    call = calls.add_blocks(array, blocks, places, window, variant=variant, deterministic=deterministic)
+    options = {"window": window, "variant": variant, "deterministic": deterministic}
+    library, call, places, by_block = _described(array, blocks, positions, weights, options)
     sums: Any = copy_of(library, array) if out is None else out
-    by_block = weights_of_blocks(call, library, weights, blocks)
     factors = prepare(call, library, blocks, sums, window, places)
     if out is not None and not is_same(library, out, array):
         check_apart("add_blocks", library, "out", out, [("array", array)])
         copy_into(library, out, array)
     _run(call, library, (blocks, sums, places, None), factors, by_block)
-    result: ArrayT = sums
-    return result
+    return sums  # type: ignore[no-any-return]
 
 
 @dispatched
@@ -177,22 +167,27 @@ def add_blocks_(
     average : Divide the sums by the weights.
     """
     try:
-        library = library_of("add_blocks", "array", array)
-        check_library("add_blocks", "blocks", blocks, library, "array")
-        places = as_positions("add_blocks", library, positions, array, "array")
-        if weight_out is not None:
-            check_library("add_blocks", "weight_out", weight_out, library, "array")
-        call = calls.add_blocks(
-            array, blocks, places, window, weight_out=weight_out, variant=variant, deterministic=deterministic
-        )
-        by_block = weights_of_blocks(call, library, weights, blocks)
+        options = {"window": window, "weight_out": weight_out, "variant": variant, "deterministic": deterministic}
+        library, call, places, by_block = _described(array, blocks, positions, weights, options)
         factors = prepare(call, library, blocks, array, window, places, weight_out)
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         raise type(error)(said) from None
     _run(call, library, (blocks, array, places, weight_out), factors, by_block)
-    result: Any = array
-    return result  # type: ignore[no-any-return]
+    return array  # type: ignore[return-value]
+
+
+def _described(
+    array: Any, blocks: Any, positions: Any, weights: Any, options: dict[str, Any]
+) -> tuple[ModuleType, Call, Any, Any]:
+    """Return the library of arrays, the call, positions and the weights of blocks as kernels read them, or raise."""
+    library = library_of("add_blocks", "array", array)
+    check_library("add_blocks", "blocks", blocks, library, "array")
+    places = as_positions("add_blocks", library, positions, array, "array")
+    if options.get("weight_out") is not None:
+        check_library("add_blocks", "weight_out", options["weight_out"], library, "array")
+    call = calls.add_blocks(array, blocks, places, **options)
+    return library, call, places, weights_of_blocks(call, library, weights, blocks)
 
 
 def _run(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
@@ -261,16 +256,12 @@ def take_blocks(
         Index in `array` of the first element of each block, as in `add_blocks`.
     block_shape : int or sequence of int
         Elements of a block along each axis with positions, at least 1. An int means the same on every axis.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     mode : str
         Value of elements outside `array`, along each axis, as in `numpy.pad`: "constant" for zero, "edge" for the
         nearest element, "reflect", "symmetric" or "wrap". The last three gather by an index of every element, without a
         kernel.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with the other arrays.
-    chunks, variant
-        As in `col2im`.
+    window, out, chunks, variant
+        As in `col2im`. What a window weighs must be floats or complex numbers.
 
     Returns
     -------
@@ -301,8 +292,7 @@ def take_blocks(
             copy_into(library, out, taken)
             taken = out
         return taken  # type: ignore[no-any-return]
-    blocks: ArrayT = compute(call, library, array, out, window, places)
-    return blocks
+    return compute(call, library, array, out, window, places)
 
 
 @dispatched
@@ -353,8 +343,7 @@ def average(
     library = library_of("average", "numerator", numerator)
     check_library("average", "weight", weight, library, "numerator")
     call = calls.average(numerator, weight, variant=variant)
-    quotients: ArrayT = compute(call, library, numerator, out, weight)
-    return quotients
+    return compute(call, library, numerator, out, weight)
 
 
 @answers

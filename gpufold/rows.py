@@ -14,7 +14,7 @@ from gpufold.backends import Backend
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size
-from gpufold.weights import least_weight
+from gpufold.weights import at_least, least_weight
 
 SPARE_BYTES = 1 << 16
 """Room behind the open rows, so that short ones, such as those of sound, are seldom moved to its front."""
@@ -31,7 +31,7 @@ class TileWeights:
                 sums, weights = backend.zeros(tile, dtype), backend.zeros(tile, call.element.weight)
                 origin = backend.to_device(np.zeros((1, len(tile)), np.int64))
                 backend.add(sums, backend.ones(sums, (1, *tile)), origin, self.factors, weights)
-                self.factors = (backend.at_least(weights, least_weight(call.element.weight_bytes, reduction)),)
+                self.factors = (at_least(backend.library, weights, least_weight(call.element.weight_bytes, reduction)),)
 
     @cached_property
     def squares(self) -> tuple[Any, ...]:

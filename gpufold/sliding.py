@@ -80,13 +80,6 @@ def col2im(
     bitwise reproducible, on the CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed
     in float32.
 
-    The mean inverts `im2col` wherever a block covers the image:
-
-    >>> image = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
-    >>> columns = gpufold.im2col(image, (2, 2))
-    >>> np.array_equal(gpufold.col2im(columns, (4, 4), (2, 2), reduction="mean"), image)
-    True
-
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -104,8 +97,9 @@ def col2im(
         Padding before and after the image along each axis, at least 0.
     reduction : str
         How overlaps combine: "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements
-        added to it or, with a window, by the sum of their weights. Least squares divides by the sum of squared weights:
-        it inverts `im2col` with the same window, as in an inverse short-time Fourier transform. Pixels that only zero
+        added to it, which inverts `im2col`, or, with a window, by the sum of their weights. Least squares divides by
+        the sum of squared weights: it inverts `im2col` with the same window, as in an inverse short-time Fourier
+        transform. Pixels that only zero
         weights reach are zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean
         and 2**-48 in least squares, with ten times these exponents in double precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
@@ -118,7 +112,7 @@ def col2im(
         or, from 32 bits on, float64 for a mean, least squares or window of integers and bool;
         ``numpy.rint(result).astype(data.dtype)`` rounds these back.
     out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `data`.
+        Output array of the result's shape and dtype that shares no memory with the other arrays.
     accumulate : bool
         Whether to add the result to `out` instead of overwriting it.
     fill_value : number, optional
@@ -213,12 +207,8 @@ def im2col(
         spatial axes, the last ones of `image`.
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `image`.
-    chunks, variant
-        As in `col2im`.
+    window, out, chunks, variant
+        As in `col2im`. What a window weighs must be floats or complex numbers.
 
     Returns
     -------
@@ -238,5 +228,4 @@ def im2col(
     """
     library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
-    columns: ArrayT = compute(call, library, image, out, window)
-    return columns
+    return compute(call, library, image, out, window)

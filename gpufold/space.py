@@ -33,8 +33,6 @@ def batch_to_space(
     array([[[ 3,  1,  4,  2,  5],
             [ 9,  7, 10,  8, 11]]])
 
-    Values are copied.
-
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -44,9 +42,7 @@ def batch_to_space(
         batch. TensorFlow's 2 for channels-last images is (1, 2, 2, 1).
     crops_begin, crops_end : sequence of int or 0
         Elements to crop from the start and end of each axis of the result, 0 for the batch. The default crops nothing.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `data`.
-    chunks, variant
+    out, chunks, variant
         As in `col2im`.
 
     Returns
@@ -69,8 +65,7 @@ def batch_to_space(
     """
     library = library_of("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
-    space: ArrayT = compute(call, library, data, out)
-    return space
+    return compute(call, library, data, out)
 
 
 @dispatched
@@ -94,8 +89,6 @@ def space_to_batch(
     array([[0, 2, 4],
            [1, 3, 5]])
 
-    Values are copied.
-
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -105,9 +98,7 @@ def space_to_batch(
     pads_begin, pads_end : sequence of int or 0
         Zeros before and after each axis, 0 for the batch. Padded axes are multiples of their block. The default pads
         nothing.
-    out : numpy.ndarray or cupy.ndarray, optional
-        Output array of the result's shape and dtype that shares no memory with `data`.
-    chunks, variant
+    out, chunks, variant
         As in `col2im`.
 
     Returns
@@ -130,5 +121,4 @@ def space_to_batch(
     """
     library = library_of("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
-    batch: ArrayT = compute(call, library, data, out)
-    return batch
+    return compute(call, library, data, out)

@@ -19,6 +19,7 @@ from gpufold import extras
 from gpufold.arrays import Positions, Shaped, Window
 from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Reduction
+from gpufold.coverage import put
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import ENDLESS, Extents, Sizes, stitched_sizes
@@ -106,27 +107,14 @@ class Stitcher(_Of[ArrayT, WholeT]):
     Each element of the result is the mean of the tiles that cover it, weighted by the window, or zero without any tile.
     Tiles are added in their order, so the result does not depend on batch size.
 
-    None is an unbounded axis. Its rows are returned once no later tile can overlap them, here for frames of four
-    samples with a hop of two:
-
-    >>> stream = gpufold.Stitcher((None,), 4)
-    >>> for start in (0, 2, 4):
-    ...     stream.add(np.full((1, 4), start, np.float32), [(start,)])
-    ...     print(*stream.finished())
-    0 []
-    0 [0. 0.]
-    2 [1. 1.]
-    >>> print(*stream.result())
-    4 [3. 3. 4. 4.]
-
     Methods are thread-safe. A stitcher can be pickled between two batches. Type checkers know the arrays of
     ``Stitcher[numpy.ndarray]``, as in an annotation of a variable.
 
     Parameters
     ----------
     output_shape : sequence of int or None
-        Shape (*lead, *size) of the result. The first extent of `size` may be None for an unbounded axis; `slabs` is
-        then True.
+        Shape (*lead, *size) of the result. The first extent of `size` may be None for an unbounded axis, as of a stream
+        of frames; `slabs` is then True.
     block_shape : int or sequence of int
         Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
         `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
@@ -428,10 +416,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
             result = backend.average(sums, weight)
             if fill_value != 0 and weight is not None:
                 bare = abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)
-                if fill_value is not None and hasattr(result, "at"):
-                    result = result.at[..., bare].set(fill_value)
-                elif fill_value is not None:
-                    result[..., bare] = fill_value
+                if fill_value is not None:
+                    result = put(result, (..., bare), fill_value)
                 elif bare.any():
                     raise ValueError(
                         f"Stitcher.{method}: tiles must cover every element with nonzero weight (the NOLA condition), "

@@ -80,12 +80,8 @@ def map_tiles(
         window, as in `Stitcher`. The default gives all elements equal weight.
     batch : int
         Maximum number of tiles per call of the function.
-    last : str
-        Placement of the last tile, as in `grid_positions`.
-    mode : str
-        Values outside the array, as in `take_blocks`.
-    reduction : str
-        How overlapping tiles are combined, as in `Stitcher`.
+    last, mode, reduction
+        As in `grid_positions`, `take_blocks` and `Stitcher`.
     fill_value : number, optional
         Value of elements of an average that no tile covers with nonzero weight. By default they are a ValueError.
     finish : callable, optional
@@ -134,6 +130,10 @@ def map_tiles(
         raise ValueError(
             f"map_tiles: block_shape must have one value for each of array's last axes, got {shown(block_shape)} for "
             f"shape {tuple(array.shape)}"
+        )
+    if max(block) > sys.maxsize:
+        raise ValueError(
+            f"map_tiles: block_shape must be at most {sys.maxsize} on every axis, got {shown(block_shape)}"
         )
     number = as_count("map_tiles", "batch", batch)
     if isinstance(out, np.ndarray):

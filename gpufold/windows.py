@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import aligned, check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
+from gpufold.arrays import (
+    aligned,
+    check_device,
+    check_library,
+    check_no_capture,
+    device_of,
+    is_kernel_ready,
+    kernel_ready,
+)
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, SpaceGeometry
@@ -42,10 +50,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
             continue
         name = name_of_axis(call, window, axis)
         check_library(operation, name, weights, library, "the data")
-        if library is not np and weights.device != data.device:
-            raise ValueError(
-                f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
-            )
+        check_device(operation, library, name, weights, "the data", data)
         if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
             raise TypeError(
                 f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply the "
@@ -81,8 +86,7 @@ def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any
     operation, wanted = call.operation, call.element.weight_dtype
     check_library(operation, "weights", weights, library, "blocks")
     check_block_weights(operation, weights, call.dtype, len(blocks))
-    if library is not np and weights.device != blocks.device:
-        raise ValueError(f"{operation}: weights must be on the device of blocks, {blocks.device}, got {weights.device}")
+    check_device(operation, library, "weights", weights, "blocks", blocks)
     with device_of(library, blocks), np.errstate(all="ignore"):
         return narrowed(library, weights, wanted)
 

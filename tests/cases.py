@@ -83,10 +83,6 @@ class Case(Named):
         """The definition's answer."""
         return definition.col2im(columns, self.output_size, self.kernel_size, **self.arguments, **options)
 
-    def im2col(self, image, **options):
-        """The definition's answer."""
-        return definition.im2col(image, self.kernel_size, **self.arguments, **options)
-
 
 CASES = (
     # Bugs that peers shipped; each hid in one of these.

@@ -200,12 +200,6 @@ def add_blocks(out, blocks, positions, window=None, weight_out=False):
     return total.astype(out.dtype)
 
 
-def add_weights(weight_out, block_shape, positions, window=None):
-    """Add the window, or one, at each position into a copy of `weight_out`: what blocks of ones would."""
-    ones = np.ones((len(positions), *block_shape), weight_out.dtype)
-    return add_blocks(weight_out, ones, positions, window, weight_out=True)
-
-
 def average(sums, weight):
     """Divide element by element, in the type that sums are made in."""
     real, wide = weight_dtype(sums.dtype).type, sum_dtype(sums.dtype)

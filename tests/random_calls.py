@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cases import KERNEL_MODES
 
-from gpufold.calls import PLAIN, REDUCTIONS, Call, Fusion
+from gpufold.calls import PLAIN, REDUCTIONS, SHAPES, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     AverageGeometry,
@@ -36,9 +36,8 @@ def random_problem(rng):
     """Draw a call with its operands and a device: an everyday one, or one with something extreme."""
     operation = rng.choice(tuple(OPERATIONS))
     extreme = rng.random() < 0.4
-    draw, *shapes = _GEOMETRIES[operation]
-    geometry = draw(rng, extreme)
-    input, output = _arrays(rng, extreme, geometry, *shapes)
+    geometry = _DRAWN[operation](rng, extreme)
+    input, output = _arrays(rng, extreme, geometry, *SHAPES[operation])
     dtype = rng.choice([name for name, element in ELEMENT_TYPES.items() if element.weight or operation != "average"])
     itemsize = ELEMENT_TYPES[dtype].itemsize
     input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
@@ -204,14 +203,14 @@ def _arrays(rng, extreme, geometry, read_shape, written_shape):
     return read, written
 
 
-_GEOMETRIES = {
-    "col2im": (_sliding, "columns_shape", "image_shape"),
-    "im2col": (_sliding, "image_shape", "columns_shape"),
-    "blocks_to_array": (_blocks, "blocks_shape", "array_shape"),
-    "array_to_blocks": (_blocks, "array_shape", "blocks_shape"),
-    "add_blocks": (_placed, "blocks_shape", "array_shape"),
-    "take_blocks": (_placed, "array_shape", "blocks_shape"),
-    "average": (_average, "array_shape", "array_shape"),
-    "batch_to_space": (_space, "batch_shape", "space_shape"),
-    "space_to_batch": (_space, "space_shape", "batch_shape"),
+_DRAWN = {
+    "col2im": _sliding,
+    "im2col": _sliding,
+    "blocks_to_array": _blocks,
+    "array_to_blocks": _blocks,
+    "add_blocks": _placed,
+    "take_blocks": _placed,
+    "average": _average,
+    "batch_to_space": _space,
+    "space_to_batch": _space,
 }

@@ -5,7 +5,6 @@ And each leaves everything as it was: nothing is allocated to speak of, `out` ke
 
 from __future__ import annotations
 
-import enum
 import warnings
 from math import nan
 
@@ -111,17 +110,37 @@ BAD_CALLS = [
     (columns(kernel_size=(2, 9)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 9"]),
     (columns(dilations=(1, 6)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 7"]),
     (image(kernel_size=(6, 1)), ValueError, ["padded image is smaller", "axis 0", "5 pixels", "= 6"]),
+    (
+        columns(
+            data=np.ones((2, 8, 1)), output_size=(2, 2), kernel_size=(2, 4)
+        ),  # the last axis is as short as channels
+        ValueError,
+        ["the padded image is smaller than the dilated kernel on spatial axis 1"],
+    ),
     # sizes that wrap in 64 bits
     (columns(output_size=(HUGE, HUGE)), ValueError, ["data axis 2", "got 20", "blocks"]),
     (columns(kernel_size=(HUGE, HUGE), pads_end=HUGE), ValueError, ["data axis 1", "multiple of", str(HUGE * HUGE)]),
     (columns(pads_begin=HUGE, pads_end=HUGE), ValueError, ["data axis 2", "got 20", str(HUGE)]),
     (columns(kernel_size=(2, HUGE)), ValueError, ["padded image is smaller", "axis 1", str(HUGE)]),
-    (
-        columns(data=np.ones((1, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
-        ValueError,
-        ["result", str(HUGE), str(HUGE * HUGE * 8), "bytes"],
+    # results that cannot be, even where they have no element
+    *(
+        (call, ValueError, ["the result of shape (0, ", "bytes", "more than the"])
+        for call in (
+            columns(data=np.ones((0, 1, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
+            image(image=np.ones((0, 3, 5, 6)), pads_end=HUGE),
+            together(blocks=np.ones((0, 1, 1, 1, 1)), output_shape=(0, HUGE, HUGE), block_shape=(1, 1), strides=HUGE),
+            batch(data=np.ones((0, 1, 1)), block_shape=(1, HUGE, HUGE), crops_begin=0, crops_end=0),
+            space(data=np.ones((0, 7, 13)), block_shape=(1, 1, 1), pads_begin=(0, HUGE, HUGE), pads_end=0),
+            taking(array=PICTURE, positions=np.ones((0, 2), int), block_shape=HUGE),
+        )
     ),
-    (image(pads_end=HUGE), ValueError, ["result", "bytes", "12"]),
+    *(
+        (call, MemoryError, ["Unable to allocate"])
+        for call in (
+            columns(data=np.ones((1, 1)), output_size=(1 << 22,) * 2, kernel_size=(1, 1), strides=1 << 22),
+            grid(size=(1 << 45,), block_shape=1),
+        )
+    ),
     # more axes than an array can have
     *(
         ((function, arguments), ValueError, ["an array has at most 64 axes, but", "would have"])
@@ -162,9 +181,7 @@ BAD_CALLS = [
     (image(image=np.ones((5, 6))), ValueError, ["image", "rank 4 or 3", "got rank 2"]),
     (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on spatial axis 0"]),
     # --- batch_to_space
-    (batch(block_shape=2), TypeError, ["block_shape", "3 values", "got 2", "(1, 2, 1)"]),
     (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
-    (batch(block_shape=(1, 2)), ValueError, ["block_shape", "3 values", "got (1, 2)"]),
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
     (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
     (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
@@ -180,15 +197,12 @@ BAD_CALLS = [
     (batch(crops_begin=(0, HUGE, 0), crops_end=(0, HUGE, 0)), ValueError, ["crops", str(2 * HUGE), "axis 1"]),
     (batch(data=np.ones(12)), ValueError, ["data", "rank 2 or more", "got rank 1"]),
     # --- space_to_batch
-    (space(block_shape=3), TypeError, ["block_shape", "3 values", "got 3", "(1, 3, 1)"]),
     (
         space(pads_begin=(0, 0, 0)),
         ValueError,
         ["data + pads_begin + pads_end", "multiple of block_shape", "7 + 0 + 0 = 7 on axis 1", "2"],
     ),
     (space(pads_end=(0, 0, 3)), ValueError, ["multiple of block_shape", "13 + 0 + 3 = 16 on axis 2", "3"]),
-    (space(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
-    (space(pads_begin=(1, 1, 0)), ValueError, ["pads_begin", "0 on axis 0", "got 1"]),
     (space(pads_end=(0, 0, -1)), ValueError, ["pads_end", "at least 0", "got -1 on axis 2"]),
     (space(pads_begin=(0, 1, HUGE * 3), pads_end=(0, 0, 2)), ValueError, ["result", "bytes"]),
     # --- an array of a foreign kind
@@ -197,7 +211,6 @@ BAD_CALLS = [
     *(
         (make(**{word: 2}), TypeError, [f"unexpected keyword '{word}'; {answer}"])
         for make, word, answer in (
-            (columns, "stride", "did you mean 'strides'?"),
             (image, "padding", "use pads_begin and pads_end"),
             (image, "rates", "did you mean 'dilations'?"),
             (image, "overlap", OF_KERNEL),
@@ -206,16 +219,14 @@ BAD_CALLS = [
             (apart, "pad", "use last='over', or numpy.pad before"),
             (apart, "pads_begin", "use last='over', or numpy.pad before"),
             (apart, "axes", "spatial axes are the last ones: use numpy.moveaxis before"),
-            (together, "block_strides", "did you mean 'strides'?"),
             (together, "reductoin", "did you mean 'reduction'?"),
             (batch, "crops", "use crops_begin and crops_end"),
             (space, "paddings", "use pads_begin and pads_end"),
-            (taking, "padding_mode", "did you mean 'mode'?"),
             (grid, "overlap", OF_SHAPE),
+            (taking, "padding_mode", "did you mean 'mode'?"),
             (mapping, "sw_batch_size", "did you mean 'batch'?"),
-            (stitching, "overlap", "overlap is that of positions: see grid_positions"),
             (stitching, "roi_size", "did you mean 'block_shape'?"),
-            (onnx, "stride", "did you mean 'strides'?"),
+            (stitching, "overlap", "overlap is that of positions: see grid_positions"),
         )
     ),
     *(
@@ -445,17 +456,17 @@ BAD_CALLS = [
     (stitching(output_shape=(None, None)), ValueError, ["got None for axes [0, 1]"]),
     (stitching(reduction="men"), ValueError, ["reduction must be one of sum, mean, least_squares, got 'men'"]),
     (stitching(window=np.ones((5, 4))), ValueError, ["window must have the shape (4, 4)"]),
-    (stitching(window=[np.ones(4)]), ValueError, ["window must be", "one array per axis, 2 in"]),
-    (stitching(window=[[1, 2, 3, 4]]), TypeError, ["window must be an", "convert it with numpy.asarray("]),
     (stitching(window=np.ma.ones((4, 4))), TypeError, ["window must be a numpy.ndarray", "without a mask"]),
     (stitching(output_shape=(2**63,), slabs=True), ValueError, ["no extent may be larger than"]),
     (stitching(output_shape=(8,), block_shape=2**70), ValueError, ["no extent may be larger than"]),
     # --- tiles that are mapped
     (mapping(block_shape=(1, 2, 3, 4)), ValueError, ["block_shape must have one value"]),
+    (mapping(block_shape=(2**63, 2)), ValueError, ["block_shape must be at most 9223372036854775807 on every axis"]),
     (mapping(batch=0), ValueError, ["batch must be an integer of at least 1, got 0"]),
     (mapping(batch=1.5), TypeError, ["batch must be an integer"]),
     (mapping(function=lambda tiles: tiles[0]), ValueError, ["must return", "with B = 1", "got shape (3, 2, 4)"]),
     (mapping(array=PICTURE.astype(object)), TypeError, ["array has dtype object"]),
+    (mapping(resume="notes"), ValueError, ["resume needs an out"]),
     (mapping(out=3), TypeError, ["out must be an array that can be written to, got 3"]),
     (mapping(array=SHEET[:, :6], out=SHEET[:, 2:]), ValueError, ["out must share no memory with array"]),
     (mapping(out=np.zeros((3, 8, 8))), ValueError, ["out must have the shape (3, 8, 9), got (3, 8, 8)"]),
@@ -484,108 +495,18 @@ BAD_CALLS = [
 
 def is_of_any_kind(call):
     """Return whether a bad call can be made with arrays of any kind: NumPy alone has some dtypes, `out` and views."""
-    (function, arguments), _, facts = call
+    (function, arguments), error, facts = call
     arrays = [each for each in arguments.values() if hasattr(each, "dtype")]
     numpys = gpufold.map_tiles, gpufold.onnx.col2im, gpufold.Stitcher
-    of_numpy = "out" in arguments or "accumulate" in arguments or function in numpys
+    of_numpy = "out" in arguments or "accumulate" in arguments or function in numpys or error is MemoryError
     in_memory = any(word in fact for fact in facts for word in ("share no memory", "writeable", "itself", "be a numpy"))
     return bool(arrays) and not of_numpy and not in_memory and all(each.dtype in DTYPES for each in arrays)
 
 
-OPTIONS = [
-    *(
-        (*make(), "variant", "auto")
-        for make in (columns, image, batch, space, together, apart, adding, taking, averaging)
-    ),
-    (*columns(), "reduction", "mean"),
-    (*together(), "reduction", "least_squares"),
-    (*columns(out=np.ones((2, 3, 5, 6), np.float32)), "accumulate", True),
-    (*together(out=np.ones((3, 8, 8), np.float32)), "accumulate", False),
-    *((*make(), "deterministic", value) for make in (columns, adding) for value in (True, False)),
-    (*taking(), "mode", "edge"),
-    *((*grid(), "last", last) for last in ("even", "over", "drop")),
-    (gpufold.variants, {}, "operation", "im2col"),
-    *((*stitching(), *option) for option in (("reduction", "sum"), ("slabs", True))),
-    *((*onnx(), *option) for option in (("variant", "auto"), ("deterministic", True))),
-    *(
-        (*explaining(), *option)
-        for option in (("operation", "col2im"), ("variant", "gather"), ("deterministic", True), ("reduction", "mean"))
-    ),
-]
-"""A call that works but for an option, the option's name and a value of it."""
-
-
-@pytest.mark.parametrize(
-    ("function", "call", "name", "value"), OPTIONS, ids=[f"{each[0].__name__}-{each[2]}-{each[3]}" for each in OPTIONS]
-)
-def test_an_option_is_a_word_or_true_or_false_and_nothing_that_looks_like_one(function, call, name, value):
-    call = copied(call)
-    before = {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)}
-    wrong = [np.array(value), np.array([value]), np.array([value, value]), [value], (value,), {value}, None, 1, 0, 1.0]
-    wrong += [np.ma.array([value]), np.array([value], object), b"mean", object()]
-    wrong += ["True", "no", ""] if isinstance(value, bool) else [True, False, np.bytes_(b"mean"), np.float64("nan")]
-    for each in wrong:
-        with pytest.raises(
-            TypeError, match=rf"^(explain|{function.__name__}|col2im|onnx.col2im): {name} must be (a str|True or False)"
-        ):
-            function(**call | {name: each})
-    assert {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)} == before
-    same = (
-        [np.bool(value)] if isinstance(value, bool) else [np.str_(value), enum.Enum("Word", {"it": value}, type=str).it]
-    )
-    results = [function(**copied(call) | {name: each}) for each in (value, *same)]
-    for result in results[1:]:
-        if isinstance(result, np.ndarray):
-            np.testing.assert_array_equal(result, results[0])
-        elif not isinstance(result, gpufold.Stitcher):
-            assert result == results[0]
-
-
-def copied(call):
-    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in call.items()}
-
-
-@pytest.mark.parametrize(
-    ("function", "call"),
-    [
-        columns(data=np.ones((0, 1, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
-        columns(data=np.ones((0, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
-        image(image=np.ones((0, 3, 5, 6)), pads_end=HUGE),
-        (gpufold.blocks_to_array, {"blocks": np.ones((0, 1, 1, 1, 1)), "output_shape": (0, HUGE, HUGE)}
-         | {"block_shape": (1, 1), "strides": HUGE}),
-        batch(data=np.ones((0, 1, 1)), block_shape=(1, HUGE, HUGE), crops_begin=0, crops_end=0),
-        space(data=np.ones((0, 7, 13)), block_shape=(1, 1, 1), pads_begin=(0, HUGE, HUGE), pads_end=0),
-        (gpufold.take_blocks, {"array": PICTURE, "positions": np.ones((0, 2), int), "block_shape": HUGE}),
-        (gpufold.grid_positions, {"size": (HUGE,), "block_shape": 1, "strides": 1}),
-        columns(data=np.ones((1, 1)), output_size=(1 << 22, 1 << 22), kernel_size=(1, 1), strides=1 << 22),
-        (gpufold.grid_positions, {"size": (1 << 45,), "block_shape": 1, "strides": 1}),
-    ],
-)  # fmt: skip
-def test_a_result_that_cannot_be_is_refused_by_name_even_where_it_has_no_element(function, call):
-    with pytest.raises((ValueError, MemoryError), match=rf"^{function.__name__}: "):
-        function(**call)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, TypeError])
-@pytest.mark.parametrize("method", ["__index__", "__iter__", "tolist", "__array__", "__repr__"])
-def test_what_an_argument_itself_raises_is_the_cause(method, error):
-    def fail(*given, **named):
-        raise error("its own")
-
-    bad = type("Bad", (), {method: fail})()
-    calls = [(*columns(), "strides"), (gpufold.grid_positions, {"size": (7,), "block_shape": 4, "strides": 1}, "size")]
-    calls += [(gpufold.take_blocks, {"array": PICTURE, "positions": PLACES, "block_shape": 2}, "positions")]
-    for function, call, name in calls:
-        with pytest.raises((TypeError, ValueError), match=rf"^{function.__name__}: {name} must be ") as caught:
-            function(**call | {name: bad})
-        if method in ("__index__", "__iter__") and name != "positions":
-            assert type(caught.value.__cause__) is error
-
-
 @pytest.mark.parametrize("wide", ["f8", "g"])
 def test_weights_are_rounded_as_sums_are_whatever_numpy_is_to_do_with_errors(wide):
-    """They become infinite or zero, silently, but for those of a window, of which none becomes zero."""
-    window = np.array([[1e300, 1e-300], [1, 1]], wide)
+    """They and their squares become infinite or zero, silently; but of a window, no weight becomes zero."""
+    window = np.array([[1e300, 1e-300], [1, 1e30]], wide)
     with np.errstate(all="ignore"):
         weight = window.astype(np.float32)
     narrow = np.where(weight == 0, np.finfo(np.float32).tiny, weight)
@@ -605,6 +526,10 @@ def test_weights_are_rounded_as_sums_are_whatever_numpy_is_to_do_with_errors(wid
             np.testing.assert_array_equal(*results)
 
 
+def contents(arguments):
+    return {name: value.tobytes() for name, value in arguments.items() if isinstance(value, np.ndarray)}
+
+
 def describe(call):
     (function, _), error, facts = call
     return f"{function.__name__}-{error.__name__}-{facts[0]}"
@@ -613,7 +538,7 @@ def describe(call):
 @pytest.mark.parametrize("call", BAD_CALLS, ids=describe)
 def test_a_bad_call_says_what_where_and_what_was_expected(call):
     (function, arguments), error, facts = call
-    given = copied(arguments)
+    before = contents(arguments)
 
     def refused():
         with pytest.raises(error) as caught:
@@ -625,13 +550,5 @@ def test_a_bad_call_says_what_where_and_what_was_expected(call):
     for fact in facts:
         assert fact in message, f"{fact!r} is not in: {message}"
     assert len(message) < 600
-    assert peak < 100_000, "a call that fails must not allocate first"
-    for name, value in arguments.items():
-        if isinstance(value, np.ndarray):
-            assert value.tobytes() == given[name].tobytes(), f"{name} was changed"
-
-
-def test_a_kernel_larger_than_a_small_image_is_named():
-    """Also where the last axis is as short as channels are."""
-    with pytest.raises(ValueError, match=r"^col2im: the padded image is smaller than the dilated kernel on .* axis 1"):
-        gpufold.col2im(np.ones((2, 8, 1), np.float32), (2, 2), (2, 4))
+    assert peak < 100_000 or error is MemoryError, "a call that fails must not allocate first"
+    assert contents(arguments) == before

@@ -31,7 +31,7 @@ def test_it_has_nothing_and_takes_no_argument_that_cupy_does_not():
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(["tests/test_gpu.py", "--of-each=2"], marks=pytest.mark.all),  # what compiles is kept
+        pytest.param(["tests/test_gpu.py", "--of-each=1"], marks=pytest.mark.all),  # what compiles is kept
         pytest.param(["tests/test_gpu.py"], marks=pytest.mark.many),
     ],
     ids=" ".join,

@@ -1,11 +1,7 @@
-"""The deliberate faults of faults.py are still faults of this code, and mutants are drawn from it."""
+"""The deliberate faults of faults.py are still faults of this code."""
 
 from __future__ import annotations
 
-import ast
-from itertools import islice
-
-import mutants
 import pytest
 from faults import CHECKOUT, FAULTS, of_this_machine, run_tests
 
@@ -24,13 +20,3 @@ def test_a_fault_names_a_test_that_there_is():
     """Of those that other packages do not decide about."""
     status, output = run_tests(CHECKOUT, ["--collect-only", *sorted({fault.test for fault in of_this_machine()})])
     assert status == 0, output
-
-
-def test_a_random_mutant_changes_its_place_alone():
-    for mutant in islice(mutants.draw(CHECKOUT, 3), 400):
-        text = (CHECKOUT / mutant.file).read_text()
-        broken = mutant.breaks(text)
-        assert broken != text, mutant
-        assert len(broken.splitlines()) == len(text.splitlines()) or "\n" in mutant.old, mutant
-        if mutant.file.endswith(".py"):
-            ast.parse(broken)

@@ -70,13 +70,3 @@ def test_random_grids_are_their_definition(last):
 )
 def test_positions_of_any_extent_are_exact(size, block, strides, last, positions):
     assert gpufold.grid_positions((size,), block, strides=strides, last=last).ravel().tolist() == list(positions)
-
-
-def test_sizes_are_of_any_kind():
-    positions = gpufold.grid_positions(np.array([5, 4]), np.int64(2), strides=(3, 2))
-    assert positions.tolist() == [[0, 0], [0, 2], [3, 0], [3, 2]]
-
-
-def test_positions_that_cannot_be_held_are_refused_at_once():
-    with pytest.raises(MemoryError):
-        gpufold.grid_positions((2**50,), 1, strides=1)

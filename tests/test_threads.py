@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import platform
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -387,13 +386,14 @@ def test_a_call_flushes_denormals_where_its_caller_does():
 
 @pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.many)])
 def test_after_an_interrupt_nothing_is_written_and_later_calls_are_right(seconds):
-    """At least 300 interrupts, by signals at random moments: of first calls too, whose processes must end."""
+    """Of 75 interrupts a second, by signals at random moments: of first calls too, whose processes must end."""
+    least = 75 * seconds
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
-    seen = json.loads(python("tests/interrupts.py", str(seed), str(seconds), "300"))
+    seen = json.loads(python("tests/interrupts.py", str(seed), str(seconds), str(least)))
     print(seen)
-    assert seen.pop("interrupts") >= 300
-    assert seen.pop("processes") == 30
+    assert seen.pop("interrupts") >= least
+    assert seen.pop("processes") == least // 10
     assert seen == {"written_after": 0, "wrong": 0, "hung": 0}, f"seed {seed}"
 
 
@@ -414,6 +414,4 @@ def test_a_call_while_the_interpreter_ends_still_works():
         "import atexit, numpy as np, gpufold; gpufold.set_num_threads(4);"
         "atexit.register(lambda: print(gpufold.col2im(np.ones((8, 36, 10000), 'f4'), (102, 102), (3, 3)).sum()))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert float(run.stdout) == 8 * 36 * 10_000
-    assert not run.stderr
+    assert float(python("-c", code)) == 8 * 36 * 10_000

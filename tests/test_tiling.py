@@ -118,7 +118,7 @@ def test_arrays_of_every_kind_give_the_same(kind, mode, last, tmp_path):
     flipped = (lambda tiles: tiles + 2 * tiles.flip(-1)) if kind == "torch" else mixed
     for block, strides in (((16, 16), 16), ((64, 16), 12), ((61, 90), 12)):  # the last of 16 hangs over by 14
         want = gpufold.map_tiles(mixed, IMAGE, block, strides=strides, mode=mode, last=last)
-        got = gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, batch=5)
+        got = gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, batch=2)
         np.testing.assert_array_equal(np.asarray(got), want)
         assert type(got) is (np.ndarray if kind in ("dask", "zarr") else type(array))
     out = np.zeros_like(want)
@@ -219,8 +219,6 @@ def test_notes_of_another_call_are_refused(tmp_path):
     note.write_text("12 rows of another")
     with pytest.raises(ValueError, match=r"resume must name the notes of this call, .* says of another"):
         gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out, resume=note)
-    with pytest.raises(ValueError, match="resume needs an out"):
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, resume=note)
 
 
 def test_notes_are_in_the_file_that_a_member_of_an_enumeration_names(tmp_path, monkeypatch):
@@ -252,10 +250,16 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 @pytest.mark.peer("zarr")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the most memory of a process is read from /proc")
 @pytest.mark.parametrize(
-    "shape", [(120, 256, 256), pytest.param((2050, 512, 512), marks=pytest.mark.all)], ids=["8 MB", "0.5 GB"]
+    "shape",
+    [
+        (120, 256, 256),
+        pytest.param((300, 512, 512), marks=pytest.mark.all),
+        pytest.param((2050, 512, 512), marks=pytest.mark.many),
+    ],
+    ids=["8 MB", "80 MB", "0.5 GB"],
 )
 def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(shape, tmp_path):
-    """Half a GB of Zarr's into as much, in less than 200 MB with Python and its packages."""
+    """So much of Zarr's into as much, in less than 200 MB with Python and its packages."""
     import zarr
 
     rng = np.random.default_rng(0)
