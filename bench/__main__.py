@@ -15,7 +15,6 @@ from typing import Any
 import gpufold
 from bench import drawn
 from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
-from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
 from bench.regret import VARIANTS, by_operation, of_results
 from bench.report import footer, markdown, tables
@@ -31,7 +30,6 @@ WIDTH = 160
 """Of a table that goes into a file."""
 
 PROBLEM = "problems with it in their name"
-ON_REQUEST = f"measured on request: {', '.join(peer.name for peer in PEERS if peer.on_request)}"
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses of a run that was stopped by its user, and by SIGTERM."""
@@ -43,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
-    _add_names(parser, problem=PROBLEM, variant="GPU kernel variants, else all", peer=ON_REQUEST)
+    _add_names(parser, problem=PROBLEM, variant="GPU kernel variants, else all")
     in_place = "run every problem in this dtype in place of its own"
     parser.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help=in_place)
     length = parser.add_mutually_exclusive_group()
@@ -239,8 +237,8 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
         raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
     variants = options.variant or ([] if kind == "cpu" else list(VARIANTS))
     choices = {"problems": options.problem, "variants": variants, "dtype": options.dtype}
-    choices |= {"quick": quick, "seconds": seconds} | ({"peers": options.peer} if options.peer else {})
-    bench = cpu_bench(options.threads, seconds, options.peer) if kind == "cpu" else gpu_bench(seconds, options.peer)
+    choices |= {"quick": quick, "seconds": seconds}
+    bench = cpu_bench(options.threads, seconds) if kind == "cpu" else gpu_bench(seconds)
     tasks = [
         Task(problem, dtype, tuple(variants))
         for problem in select(options.problem, quick, kind == "gpu")

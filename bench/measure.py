@@ -274,24 +274,24 @@ def device_kind(wanted: str) -> str:
     return "gpu" if count else "cpu"
 
 
-def cpu_bench(threads: int | None, seconds: float, requested: Sequence[str] = ()) -> Bench:
+def cpu_bench(threads: int | None, seconds: float) -> Bench:
     """Prepare for this machine's CPU."""
     gpufold.set_num_threads(threads)
     threads = gpufold.get_num_threads()
     memory, why = resident_peak_or_why()
     notes = ["Freed memory is kept for the next result, for every candidate alike."] if keep_freed_memory() else []
     notes += [f"Memory is not measured here: {why}."] if why else []
-    peers, device = installed("cpu", requested), f"{processor()}, {threads} threads"
+    peers, device = installed("cpu"), f"{processor()}, {threads} threads"
     return Bench("cpu", device, CpuClock(), threads, seconds, peers, memory=memory, notes=notes)
 
 
-def gpu_bench(seconds: float, requested: Sequence[str] = ()) -> Bench:
+def gpu_bench(seconds: float) -> Bench:
     """Prepare for the current CUDA device."""
     import cupy
 
     name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"].decode()
     device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
-    peers, threads = installed("gpu", requested), gpufold.get_num_threads()
+    peers, threads = installed("gpu"), gpufold.get_num_threads()
     notes = ["The L2 cache is flushed each time."]
     return Bench("gpu", device, GpuClock(cupy), threads, seconds, peers, memory=pool_peak(cupy), notes=notes)
 

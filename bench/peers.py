@@ -64,8 +64,6 @@ class Peer:
     """Whether sliding blocks may be averaged or weighed."""
     zero_dilation: bool = False
     """Whether it takes dilations of 0, as only gpufold and OpenVINO do."""
-    on_request: bool = False
-    """Whether it is measured only where it is named, for it takes minutes before it is timed."""
 
     @property
     def installed(self) -> bool:
@@ -162,41 +160,36 @@ LOOPED_BLOCKS = 4096
 LOOPED_STEPS = 1 << 18
 """Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
 
-COMPILED_STEPS = 16
-"""Steps of a loop that is compiled with each of its steps, at most."""
-
 LOOPED_TIMES = 16
 """How many times the steps of the shorter loop the other one may have to be tried: beyond it is not the faster one."""
 
 
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy or CuPy writes."""
-    geometry, library = problem.geometry, library_of(data)
+    """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy writes."""
+    geometry = problem.geometry
     if problem.operation in AT_POSITIONS:
         return _loop_over_positions(problem, data)
     if isinstance(geometry, SpaceGeometry):
-        return Call(lambda: _loop_over_offsets(problem.operation, geometry, data, library))
+        return Call(lambda: _loop_over_offsets(problem.operation, geometry, data))
     if problem.operation in TAKING_APART:
-        loops = [partial(_take_apart, problem, data, library, over) for over in ("blocks", "taps")]
+        loops = [partial(_take_apart, problem, data, over) for over in ("blocks", "taps")]
     else:
-        weights = library.asarray(problem.block_weights())
-        loops = [partial(_put_together, problem, data, library, weights, over) for over in ("blocks", "taps")]
+        weights = problem.block_weights()
+        loops = [partial(_put_together, problem, data, weights, over) for over in ("blocks", "taps")]
     counts = prod(geometry.num_blocks), prod(geometry.block_shape)
     most = min(LOOPED_STEPS, LOOPED_TIMES * min(counts) - 1)
     possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= most]
     if len(possible) > 1:
-        possible.sort(key=partial(_seconds, library))
+        possible.sort(key=_seconds)
     return Call(possible[0]) if possible else None
 
 
-def _seconds(library: Any, call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[[], Any]) -> float:
     """Return what the faster of two calls takes."""
     seconds = []
     for _ in range(2):
         start = time.perf_counter()
         call()
-        if library is not np:
-            library.cuda.runtime.deviceSynchronize()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
@@ -220,15 +213,15 @@ def _as_blocks(problem: Problem, columns: Any) -> Any:
     return columns if problem.operation in BLOCK_OPERATIONS else problem.as_blocks(columns)
 
 
-def _put_together(problem: Problem, data: Any, library: Any, weights: Any, over: str) -> Any:
+def _put_together(problem: Problem, data: Any, weights: Any, over: str) -> Any:
     geometry, blocks = problem.geometry, _as_blocks(problem, data)
     padded = _along(geometry, "padded_size")
-    image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
+    image = np.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
     if not problem.fused:
         for where, part, _ in steps(geometry, over):
             image[where] += blocks[part]
         return _cropped(image, geometry)
-    divisor, power = library.zeros(padded, weights.dtype), _powers(problem, weights)
+    divisor, power = np.zeros(padded, weights.dtype), _powers(problem, weights)
     for where, part, taps in steps(geometry, over):
         image[where] += blocks[part] * weights[taps] if problem.window else blocks[part]
         divisor[where] += power[taps]
@@ -236,16 +229,16 @@ def _put_together(problem: Problem, data: Any, library: Any, weights: Any, over:
     return image if problem.reduction == "sum" else _divided(image, divisor)
 
 
-def _take_apart(problem: Problem, image: Any, library: Any, over: str) -> Any:
+def _take_apart(problem: Problem, image: Any, over: str) -> Any:
     padded = _padded(image, problem.geometry)
-    result = library.empty(problem.output_shape, image.dtype)
+    result = np.empty(problem.output_shape, image.dtype)
     blocks = _as_blocks(problem, result)
     for where, part, _ in steps(problem.geometry, over):
         blocks[part] = padded[where]
     return result
 
 
-def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
+def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> Any:
     """Copy the images of one offset in the blocks after another's."""
     split = *geometry.block, geometry.batch, *geometry.grid
     offsets = [
@@ -253,11 +246,11 @@ def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any, libra
         for offset in np.ndindex(geometry.block)
     ]
     if operation == "batch_to_space":
-        space, batch = library.empty(_padded_space(geometry), data.dtype), data.reshape(split)
+        space, batch = np.empty(_padded_space(geometry), data.dtype), data.reshape(split)
         for offset, where in offsets:
             space[where] = batch[offset]
         return _cropped(space, geometry)
-    space, batch = _padded(data, geometry), library.empty(split, data.dtype)
+    space, batch = _padded(data, geometry), np.empty(split, data.dtype)
     for offset, where in offsets:
         batch[offset] = space[where]
     return batch.reshape(geometry.batch_shape)
@@ -269,15 +262,15 @@ def _padded_space(geometry: SpaceGeometry) -> tuple[int, ...]:
 
 def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
     """Add block after block, clipped, into an array, or copy them out: what ptychography codes and nnU-Net write."""
-    geometry, library = problem.geometry, library_of(data)
+    geometry = problem.geometry
     if prod(geometry.num_blocks) > LOOPED_STEPS:
         return None
     places, size = problem.positions().tolist(), geometry.image_size
-    weights = library.asarray(problem.block_weights()) if problem.window else None
+    weights = problem.block_weights() if problem.window else None
 
     def run() -> Any:
         takes = problem.operation == "take_blocks"
-        result = library.zeros(problem.output_shape, data.dtype)
+        result = np.zeros(problem.output_shape, data.dtype)
         image, blocks = (data, result) if takes else (result, data)
         for block, place in zip(blocks, places, strict=True):
             spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.block_shape, size, strict=True)]
@@ -395,7 +388,7 @@ def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, c
 
 def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
     """Fold in Triton, which tunes itself at the first call."""
-    geometry, tensor = problem.geometry, _tensor(data)
+    geometry, tensor = problem.geometry, _tensor(data, threads)
     if prod(geometry.block_shape) > EVERY_TAP or not tensor.is_cuda:
         return None
     from bench.triton_fold import fold
@@ -481,24 +474,6 @@ def _jax(problem: Problem, data: Any, threads: int) -> Call:
     return _in_jax(data, threads, lambda columns: linear_transpose(patches, image)(columns)[0])
 
 
-def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Add the blocks of one tap after another's by at[].add, where they are few enough to be compiled."""
-    geometry = problem.geometry
-    if prod(geometry.block_shape) > COMPILED_STEPS:
-        return None
-    shape = geometry.batch, geometry.channels, *_along(geometry, "padded_size")
-
-    def run(columns: Any) -> Any:
-        from jax import numpy
-
-        image, blocks = numpy.zeros(shape, columns.dtype), _as_blocks(problem, columns)
-        for where, part, _ in steps(geometry, "taps"):
-            image = image.at[where].add(blocks[part])
-        return _cropped(image, geometry).reshape(problem.output_shape)
-
-    return _in_jax(data, threads, run)
-
-
 def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
     """Let gpufold compute on JAX's arrays, in a program that is compiled."""
     from jax import numpy
@@ -514,9 +489,11 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
 # ---- torch
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: Any, threads: int) -> Any:
+    """View an array as a tensor, and let torch have so many threads of the CPU."""
     import torch
 
+    torch.set_num_threads(threads)
     if array.dtype.name == "bfloat16":
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
@@ -597,25 +574,17 @@ def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
     return lambda tensor: problem.call(function, tensor, tensor.new_zeros, given)
 
 
-def _on_tensors(make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int) -> Call | None:
-    """Time what is made to run on a tensor."""
+def _on_tensors(
+    make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int, gradient: bool = False
+) -> Call | None:
+    """Time what is made to run on a tensor: as it is, or with the gradient of its sum."""
     import torch
 
-    tensor = _tensor(data)
+    tensor = _tensor(data, threads)
     run = make(problem, tensor)
-    torch.set_num_threads(threads)
-    return None if run is None else Call(lambda: run(tensor), _from_tensor(data))
-
-
-def _with_gradient(make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int) -> Call | None:
-    """Time it with the gradient of its sum."""
-    import torch
-
-    leaf = _tensor(data).detach().requires_grad_()
-    run = make(problem, leaf.detach())
-    torch.set_num_threads(threads)
-    if run is None:
-        return None
+    if run is None or not gradient:
+        return run and Call(lambda: run(tensor), _from_tensor(data))
+    leaf = tensor.detach().requires_grad_()
 
     def both() -> Any:
         result = run(leaf)
@@ -623,27 +592,6 @@ def _with_gradient(make: Callable[[Problem, Any], Any], problem: Problem, data: 
         return result.detach()
 
     return Call(both, _from_tensor(data))
-
-
-def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else a pool of as many processes as cores
-    import torch
-    import torch._dynamo.utils
-
-    tensor = _tensor(data)
-    run = _torch_run(problem, tensor)
-    if run is None:
-        return None
-    # Every problem's function shares one code object, of which Dynamo compiles a few and runs the others as they are.
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    compiled = torch.compile(run, dynamic=False, fullgraph=True)
-    compiled(tensor)
-    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    if graphs != 1 or breaks:
-        raise RuntimeError(f"torch.compile ran the function in {graphs} graphs with {breaks} breaks, not in one graph")
-    return Call(lambda: compiled(tensor), _from_tensor(data))
 
 
 UNFOLD_ND_TAPS = 4096
@@ -655,11 +603,9 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
     if prod(geometry.block_shape) > UNFOLD_ND_TAPS or not _symmetric(geometry):
         return None
-    import torch
     from unfoldNd import foldNd, unfoldNd
 
-    torch.set_num_threads(threads)
-    tensor, options = _tensor(data), _options_of_torch(geometry, len(geometry.axes))
+    tensor, options = _tensor(data, threads), _options_of_torch(geometry, len(geometry.axes))
     if problem.operation == "col2im":
         return Call(lambda: foldNd(tensor, geometry.image_size, **options), _from_tensor(data))
     return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
@@ -668,14 +614,14 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
 # ---- clients: libraries that stitch, by the code that they are published with
 
 
-def _tiles(problem: Problem, data: Any) -> dict[tuple[int, ...], Any] | None:
+def _tiles(problem: Problem, data: Any, threads: int) -> dict[tuple[int, ...], Any] | None:
     """Return the averaged tiles of one image as clients see them, (1, channels, *tile), by their first elements."""
     geometry = problem.geometry
     if problem.reduction != "mean" or geometry.batch != 1 or prod(geometry.num_blocks) > LOOPED_BLOCKS:
         return None
     if any(axis.stride > axis.kernel for axis in geometry.axes):
         return None
-    tensor, blocks = _tensor(data), np.ndindex(*geometry.num_blocks)
+    tensor, blocks = _tensor(data, threads), np.ndindex(*geometry.num_blocks)
     places = map(tuple, problem.positions().tolist())
     return {place: tensor[(slice(None), slice(None), *block)] for place, block in zip(places, blocks, strict=True)}
 
@@ -688,10 +634,10 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
     """
     import torch
 
-    geometry, tiles = problem.geometry, _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     if tiles is None:
         return None
-    inferers, tensor = client("monai.inferers"), _tensor(data)
+    inferers, tensor = client("monai.inferers"), _tensor(data, threads)
     picture = tensor.new_zeros((1, 1, *geometry.image_size))
     window = torch.as_tensor(problem.block_weights(), device=tensor.device)
     overlap = [max(0, 1 - (axis.stride + 0.5) / axis.kernel) for axis in geometry.axes]  # it rounds the stride down
@@ -702,16 +648,15 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
             picture, geometry.block_shape, 1, lambda tile: next(answers).clone(), overlap, roi_weight_map=window
         )
 
-    torch.set_num_threads(threads)
     return Call(run, _from_tensor(data))
 
 
 def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
     """Stitch by gpufold.map_tiles, one tile at a time in place of what a network gives, as MONAI does."""
-    geometry, tiles = problem.geometry, _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     if tiles is None:
         return None
-    picture = _tensor(data).new_zeros((1, *geometry.image_size))
+    picture = _tensor(data, threads).new_zeros((1, *geometry.image_size))
     strides, window = _along(geometry, "stride"), problem.weights() if problem.window else None
 
     def run() -> Any:
@@ -727,7 +672,7 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
     """Aggregate tiles of a volume as TorchIO does, with the problem's window in place of Hann's."""
     import torch
 
-    geometry, tiles = problem.geometry, _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     overlap = [axis.kernel - axis.stride for axis in geometry.axes]
     if tiles is None or any(each % 2 for each in overlap):  # it takes no odd ones
         return None
@@ -744,7 +689,6 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
             aggregator.add_batch(tile, location)
         return aggregator.get_output_tensor()[None]
 
-    torch.set_num_threads(threads)
     return Call(run, _from_tensor(data))
 
 
@@ -758,7 +702,7 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
     if problem.window or geometry.planes != 1:
         return None
-    processing, tensor = client("ptychi.image_proc"), _tensor(data)
+    processing, tensor = client("ptychi.image_proc"), _tensor(data, threads)
     logging.getLogger().setLevel(logging.ERROR)
     centres = torch.as_tensor(problem.positions() + (np.array(geometry.block_shape) - 1) / 2, device=tensor.device)
 
@@ -770,7 +714,6 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
         picture = tensor.reshape(geometry.image_size)
         return processing.extract_patches_fourier_shift(picture, centres, geometry.block_shape, pad=0)
 
-    torch.set_num_threads(threads)
     run = place if problem.operation == "add_blocks" else extract
     return Call(run, lambda answer: _from_tensor(data)(answer.contiguous()).reshape(problem.output_shape))
 
@@ -862,16 +805,15 @@ ON_GRIDS = (*SUMS, *VIEWS)
 PLAIN, AVERAGE = {"fused": (False,)}, {"fused": (True,)}
 SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_array",), **AVERAGE}
 NAIVE, BATCHED = partial(_gather, "naive_gather", np.int32, 3), partial(_gather, "batched_gather", np.int64, 2)
-OF_FLOATS = {"dtypes": FLOATS, "zero_dilation": True}
+GRADIENT, OF_FLOATS = partial(_on_tensors, gradient=True), {"dtypes": FLOATS, "zero_dilation": True}
 REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
     Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
-    Peer("torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _torch_run), ON_GRIDS, (1, 2), FLOATS),
-    Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _gpufold_torch_run), **OF_FLOATS),
+    Peer("torch, gradient", "torch", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2), FLOATS),
+    Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
     Peer("jax", "jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
-    Peer("jax, at[].add", "jax", "jax", CPU, _jax_loop, SUMS, **PLAIN),
     Peer("gpufold.jax", "jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
     Peer(
@@ -888,10 +830,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("TorchIO", "torchio", "torchio", CPU, _torchio, axes=(3,), **TILES),
     Peer("pty-chi", "ptychi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
     Peer("loop", "numpy", "numpy", CPU, _loop),
-    Peer("loop", "", "cupy", GPU, _loop, on_request=True),
     Peer("add.at", "numpy", "numpy", CPU, _add_at, ("add_blocks",)),
     Peer("add.at", "", "cupy", GPU, _add_at, ("add_blocks",)),
-    Peer("torch.compile", "torch", "torch", GPU, _torch_compile, (*SLIDING, *SPACE), (1, 2), on_request=True, **PLAIN),
     Peer("Triton", "triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
     Peer("naive gather", "", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
     Peer("batched gather", "", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
@@ -900,13 +840,9 @@ PEERS: tuple[Peer, ...] = (
 )
 
 
-def installed(device: str, requested: Sequence[str] = ()) -> list[Peer]:
-    """Return the peers that this machine has for a device, of those on request the ones that are named."""
-    wanted = [peer for peer in PEERS if device in peer.devices and (not peer.on_request or peer.name in requested)]
-    if unknown := set(requested) - {peer.name for peer in PEERS if device in peer.devices and peer.on_request}:
-        names = ", ".join(peer.name for peer in PEERS if device in peer.devices and peer.on_request) or "none"
-        raise ValueError(f"peers that are measured on request on a {device} are {names}, not {', '.join(unknown)}")
-    return [peer for peer in wanted if peer.installed]
+def installed(device: str) -> list[Peer]:
+    """Return the peers that this machine has for a device."""
+    return [peer for peer in PEERS if device in peer.devices and peer.installed]
 
 
 def absent(device: str) -> list[str]:

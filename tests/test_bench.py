@@ -182,16 +182,20 @@ def test_what_is_timed_of_a_peer_computes_the_same(peer):
     assert served(peer, right, ("float32", "float16"))
 
 
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(
-    ("name", "sign"),
-    [("loop", 1), ("loop", -1), ("add.at", 1), ("cupy", 1), ("naive gather", 1), ("batched gather", 1)],
-)
-def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, sign, monkeypatch):
-    """Of a few problems, with functions and kernels of CuPy alone; of the loops each is chosen."""
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_loop_over_blocks_and_that_over_taps_compute_the_same(sign, monkeypatch):
+    """Whichever is faster."""
     numbers = count()
-    monkeypatch.setattr("bench.peers._seconds", lambda library, call: sign * next(numbers))
+    monkeypatch.setattr("bench.peers._seconds", lambda call: sign * next(numbers))
+    (peer,) = (peer for peer in PEERS if peer.name == "loop")
+    assert served(peer, SMALL, ("float32",))
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("name", ["add.at", "cupy", "naive gather", "batched gather"])
+def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, monkeypatch):
+    """Of a few problems, with functions and kernels of CuPy alone."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
     (peer,) = (peer for peer in PEERS if peer.name == name and peer.devices == ("gpu",))
     few = [problem for problem in SMALL if prod(problem.input_shape) < 4096]
     assert served(peer, few, ("float32",), fake_cupy.asarray, fake_cupy.asnumpy)
@@ -373,7 +377,7 @@ def device(monkeypatch):
     monkeypatch.setattr(fake_cupy, "_lost", [])
     monkeypatch.setattr(Problem, "__call__", compute)
     of_cupy = [replace(peer) for peer in PEERS if peer.name == "cupy"]
-    monkeypatch.setattr(bench.measure, "installed", lambda device, requested=(): of_cupy)
+    monkeypatch.setattr(bench.measure, "installed", lambda device: of_cupy)
     monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
     monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
     monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "words"))
