@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -22,9 +22,13 @@ from bench.problems import (
     BLOCK_OPERATIONS,
     TAKING_APART,
     Problem,
+    cropped,
     library_of,
+    padded,
+    pads_of,
+    permuted,
     pixels,
-    transposed,
+    space_of,
 )
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
@@ -89,31 +93,8 @@ def _along(geometry: SlidingGeometry, name: str) -> tuple[int, ...]:
     return tuple(getattr(axis, name) for axis in geometry.axes)
 
 
-def _pads(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
-    if isinstance(geometry, SpaceGeometry):
-        return list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
-    return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
-
-
 def _symmetric(geometry: SlidingGeometry) -> bool:
-    return all(begin == end for begin, end in _pads(geometry))
-
-
-def _padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
-    """Return an array or tensor with zeros around its last axes; itself where none are added."""
-    pads = _pads(geometry)
-    if not any(map(any, pads)):
-        return array
-    library = library_of(array)
-    if library.__name__ == "torch":
-        return library.nn.functional.pad(array, [pad for pair in reversed(pads) for pad in pair])
-    return library.pad(array, [(0, 0)] * (array.ndim - len(pads)) + pads)
-
-
-def _cropped(padded: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
-    """View the last axes of a padded image without what is around it."""
-    sizes = geometry.space_size if isinstance(geometry, SpaceGeometry) else geometry.image_size
-    return padded[(..., *(slice(begin, begin + size) for (begin, _), size in zip(_pads(geometry), sizes, strict=True)))]
+    return all(begin == end for begin, end in pads_of(geometry))
 
 
 def _divided(image: Any, divisor: Any) -> Any:
@@ -131,7 +112,7 @@ def _powers(problem: Problem, weights: Any) -> Any:
 
 def _composition(problem: Problem, data: Any, threads: int) -> Call:
     """Copy a sliding window view, or reshape, transpose, copy and slice: moves in one array operation."""
-    return Call(partial(_permuted if problem.operation in SPACE else _windows, problem, data))
+    return Call(partial(permuted if problem.operation in SPACE else _windows, problem, data))
 
 
 def _two_passes(problem: Problem, data: Any, threads: int) -> Call:
@@ -215,26 +196,26 @@ def _as_blocks(problem: Problem, columns: Any) -> Any:
 
 def _put_together(problem: Problem, data: Any, weights: Any, over: str) -> Any:
     geometry, blocks = problem.geometry, _as_blocks(problem, data)
-    padded = _along(geometry, "padded_size")
-    image = np.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
+    size = _along(geometry, "padded_size")
+    image = np.zeros((geometry.batch, geometry.channels, *size), data.dtype)
     if not problem.fused:
         for where, part, _ in steps(geometry, over):
             image[where] += blocks[part]
-        return _cropped(image, geometry)
-    divisor, power = np.zeros(padded, weights.dtype), _powers(problem, weights)
+        return cropped(image, geometry)
+    divisor, power = np.zeros(size, weights.dtype), _powers(problem, weights)
     for where, part, taps in steps(geometry, over):
         image[where] += blocks[part] * weights[taps] if problem.window else blocks[part]
         divisor[where] += power[taps]
-    image, divisor = _cropped(image, geometry), _cropped(divisor, geometry)
+    image, divisor = cropped(image, geometry), cropped(divisor, geometry)
     return image if problem.reduction == "sum" else _divided(image, divisor)
 
 
 def _take_apart(problem: Problem, image: Any, over: str) -> Any:
-    padded = _padded(image, problem.geometry)
+    image = padded(image, problem.geometry)
     result = np.empty(problem.output_shape, image.dtype)
     blocks = _as_blocks(problem, result)
     for where, part, _ in steps(problem.geometry, over):
-        blocks[part] = padded[where]
+        blocks[part] = image[where]
     return result
 
 
@@ -246,18 +227,14 @@ def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> An
         for offset in np.ndindex(geometry.block)
     ]
     if operation == "batch_to_space":
-        space, batch = np.empty(_padded_space(geometry), data.dtype), data.reshape(split)
+        space, batch = np.empty(space_of(geometry), data.dtype), data.reshape(split)
         for offset, where in offsets:
             space[where] = batch[offset]
-        return _cropped(space, geometry)
-    space, batch = _padded(data, geometry), np.empty(split, data.dtype)
+        return cropped(space, geometry)
+    space, batch = padded(data, geometry), np.empty(split, data.dtype)
     for offset, where in offsets:
         batch[offset] = space[where]
     return batch.reshape(geometry.batch_shape)
-
-
-def _padded_space(geometry: SpaceGeometry) -> tuple[int, ...]:
-    return geometry.batch, *(count * block for count, block in zip(geometry.grid, geometry.block, strict=True))
 
 
 def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
@@ -306,31 +283,13 @@ def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
 def _windows(problem: Problem, image: Any) -> Any:
     geometry, rank = problem.geometry, len(problem.geometry.axes)
     spans, spatial = _along(geometry, "dilated_kernel"), tuple(range(2, 2 + rank))
-    views = library_of(image).lib.stride_tricks.sliding_window_view(_padded(image, geometry), spans, spatial)
+    views = library_of(image).lib.stride_tricks.sliding_window_view(padded(image, geometry), spans, spatial)
     slices = [slice(None, None, step) for name in ("stride", "dilation") for step in _along(geometry, name)]
     blocks = views[(slice(None), slice(None), *slices)]
     if problem.operation == "array_to_blocks":
         return blocks.copy()
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
     return blocks.transpose(order).copy().reshape(geometry.columns_shape)
-
-
-def _permuted(problem: Problem, data: Any) -> Any:
-    """Split the axes of an array or a tensor, and copy it in another order."""
-    geometry, rank = problem.geometry, len(problem.geometry.block)
-
-    def copied(array: Any, order: Sequence[int]) -> Any:
-        view = transposed(array, order)
-        return view.contiguous() if hasattr(view, "contiguous") else view.copy()
-
-    if problem.operation == "batch_to_space":
-        blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
-        order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
-        return _cropped(copied(blocks, order).reshape(_padded_space(geometry)), geometry)
-    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
-    blocks = _padded(data, geometry).reshape(geometry.batch, *split)
-    order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return copied(blocks, order).reshape(geometry.batch_shape)
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
@@ -462,7 +421,7 @@ def _jax(problem: Problem, data: Any, threads: int) -> Call:
             image,
             geometry.block_shape,
             _along(geometry, "stride"),
-            _pads(geometry),
+            pads_of(geometry),
             rhs_dilation=_along(geometry, "dilation"),
             precision=Precision.HIGHEST,
         )
@@ -526,7 +485,7 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
 
     geometry = problem.geometry
     if isinstance(geometry, SpaceGeometry):
-        return lambda tensor: _permuted(problem, tensor).contiguous()
+        return lambda tensor: permuted(problem, tensor).contiguous()
     if not _symmetric(geometry) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     shape, picture = problem.output_shape, (1, *geometry.image_size)[-2:]
@@ -728,7 +687,7 @@ def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
 
     geometry = problem.geometry
     element = TensorProto.FLOAT if data.dtype.name == "float32" else TensorProto.FLOAT16
-    begins, ends = zip(*_pads(geometry), strict=True)
+    begins, ends = zip(*pads_of(geometry), strict=True)
     node = helper.make_node(
         "Col2Im",
         ["input", "image_shape", "block_shape"],
