@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,8 @@ QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 WIDTH = 160
 """Of a table that goes into a file."""
 
-PROBLEM = "problems with it in their name"
-
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit statuses of a run that was stopped by its user, and by SIGTERM."""
+INTERRUPTED = 130
+"""Exit status of a run that was stopped by its user."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,19 +37,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
-    _add_names(parser, problem=PROBLEM, variant="GPU kernel variants, else all")
+    _add_names(parser, "GPU kernel variants, else all")
     in_place = "run every problem in this dtype in place of its own"
     parser.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help=in_place)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
-    _add_measuring(parser)
+    _add_measuring(parser, "auto", "cpu", "gpu")
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
     random = commands.add_parser("random", help="measure problems that are drawn, on a CPU: the distribution of ratios")
     random.add_argument("--problems", type=int, default=200, metavar="N")
     random.add_argument("--seed", type=int, default=[0], nargs="+", help="for N problems each")
-    _add_measuring(random)
+    _add_measuring(random, "cpu")
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     report.add_argument(
@@ -65,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         help="saved results, or folders of them, else those in bench/results",
     )
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
-    _add_names(host, problem=PROBLEM)
+    _add_names(host)
     count = commands.add_parser("count", help="count registers, instructions and sectors of the kernels, without a GPU")
-    _add_names(count, problem=PROBLEM, variant="else what auto takes")
+    _add_names(count, "else what auto takes")
     count.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
     count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
     chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
@@ -77,18 +73,18 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
     chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
-    _add_names(chip, problem=PROBLEM)
+    _add_names(chip)
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     tune = commands.add_parser("tune", help="race the kernels of every problem, into a file that the package can ship")
     tune.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
-    _add_names(tune, problem=PROBLEM)
+    _add_names(tune)
     return parser
 
 
-def _add_measuring(parser: argparse.ArgumentParser) -> None:
+def _add_measuring(parser: argparse.ArgumentParser, *devices: str) -> None:
     """Add the options of how, and how long, is measured."""
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--device", choices=devices, default=devices[0])
     parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
     parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
@@ -96,10 +92,12 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
 
 
-def _add_names(parser: argparse.ArgumentParser, **options: str) -> None:
-    """Add options that are given a name each time, with what is said of them."""
-    for name, what in options.items():
-        parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=what)
+def _add_names(parser: argparse.ArgumentParser, variants: str = "") -> None:
+    """Add options that are given a name each time: of problems, and of variants with what is said of them."""
+    named = {"action": "append", "default": [], "metavar": "NAME"}
+    parser.add_argument("--problem", **named, help="problems with it in their name")
+    if variants:
+        parser.add_argument("--variant", **named, choices=VARIANTS, help=variants)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -196,43 +194,20 @@ def _chip(options: argparse.Namespace, words: list[str], console: Console) -> in
     results = options.results.resolve()
     named = [word for name in options.problem for word in ("--problem", name)]
     session = Session(results, options.processes, named, options.seconds, options.commit)
-    with _terminable():
-        return half_an_hour(session, options.minutes, options.steps, words)
+    return half_an_hour(session, options.minutes, options.steps, words)
 
 
 def _tune(options: argparse.Namespace, words: list[str], console: Console) -> int:
     from bench.tune import tune
 
     device_kind("gpu")
-    with _terminable():
-        return tune(options.results.resolve(), options.problem, console)
-
-
-class Terminated(KeyboardInterrupt):
-    """The process got SIGTERM: at a time limit, say."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise Terminated at the first SIGTERM; a second one ends the process."""
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return tune(options.results.resolve(), options.problem, console)
 
 
 def _table(options: argparse.Namespace, words: list[str], console: Console) -> int:
     kind = device_kind(options.device)
     quick = options.quick or (kind == "cpu" and not options.full)
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) if options.seconds is None else options.seconds
-    if unknown := set(options.variant) - set(VARIANTS):
-        raise ValueError(f"--variant must be of {', '.join(VARIANTS)}, got {', '.join(sorted(unknown))}")
     if kind == "cpu" and options.variant:
         raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
     variants = options.variant or ([] if kind == "cpu" else list(VARIANTS))
@@ -248,8 +223,6 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
 
 
 def _random(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    if options.device == "gpu":
-        raise ValueError("random draws problems of a CPU's size: --device cpu")
     seconds = QUICK_SECONDS if options.seconds is None else options.seconds
     bench = cpu_bench(options.threads, seconds)
     bench.peers = [peer for peer in bench.peers if peer.name in drawn.PEERS]
@@ -280,14 +253,9 @@ def _measure(
 
     stopped, status = "", 0
     try:
-        with _terminable():
-            fill(bench, run, tasks, save)
-    except KeyboardInterrupt as stop:
-        reason, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
-        left = missing(run, tasks)
-        stopped = f"{reason} at {left[0].row().name if left else 'the end'}."
-        if run.rows:
-            save()  # the last row may have been finished, and not written yet
+        fill(bench, run, tasks, save)
+    except KeyboardInterrupt:
+        stopped, status = f"Interrupted at {missing(run, tasks)[0].row().name}.", INTERRUPTED
     except DeviceLostError as lost:
         stopped, status = f"Stopped: {lost}.", LOST
     else:

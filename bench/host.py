@@ -1,4 +1,4 @@
-"""Measures what a repeated GPU call costs on the host before the launch, and a call on a small array on the CPU.
+"""Measures what a repeated GPU call costs on the host before the launch, and a call on a frame of sound on the CPU.
 
 CuPy's arrays, allocator and launch are replaced by stand-ins that do nothing, and everything between them is
 gpufold's own: checks, geometry, plan and packed arguments, from their caches. Where torch is installed its tensors are
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 import gpufold
-from bench.peers import steps
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, show
@@ -158,7 +157,6 @@ def host(names: list[str], console: Console) -> int:
         "an end, on NumPy arrays: add and finished.",
         highlight=False,
     )
-    show(console, _on_arrays())
     console.print(f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}")
     console.print(command_line(["host", *(word for name in names for word in ("--problem", name))]), highlight=False)
     return 0
@@ -174,25 +172,6 @@ def _stream() -> Callable[[], Any]:
         stream.finished()
 
     return step
-
-
-def _on_arrays() -> list[list[str]]:
-    """Return what repeated calls on small NumPy arrays cost beside the additions that NumPy makes, a tap at a time."""
-    lines = [["NumPy arrays", "repeated µs", "additions µs", "more µs"]]
-    for problem in select(["col2im-tiny", "col2im-least"], quick=False, gpu=False):
-        data = problem.data(problem.dtypes[0])
-        image, columns = np.zeros(problem.output_shape, data.dtype), problem.as_blocks(data)
-        parts = [(image[where], columns[part]) for where, part, _ in steps(problem.geometry, "taps")]
-        repeated, additions = seconds_of(partial(problem, data))[1], seconds_of(partial(_add, image, parts))[1]
-        costs = repeated, additions, repeated - additions
-        lines.append([problem.name, *(f"{cost * 1e6:.1f}" for cost in costs)])
-    return lines
-
-
-def _add(image: Any, parts: list[tuple[Any, Any]]) -> None:
-    image.fill(0)
-    for pixels, terms in parts:
-        np.add(pixels, terms, pixels)
 
 
 def _measure(problem: Problem) -> list[Any]:

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import exp, log
 from pathlib import Path
@@ -99,11 +99,8 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write everything as JSON, every sample included, a line for each value and each row."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        rows = [
-            _set_fields(row) | {"times": {name: _set_fields(times) for name, times in row.times.items()}}
-            for row in values.pop("rows")
-        ]
+        values = asdict(self)
+        rows = values.pop("rows")
         head = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)},\n" for name, value in values.items()]
         body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         write_at_once(path, "".join(["{\n", *head, '"rows": [\n', body, "\n]\n}\n"]))
@@ -133,17 +130,6 @@ class Run:
             raise ValueError(f"--resume: {path} was measured differently: {'; '.join(differences)}")
         self.rows, self.date, self.command = earlier.rows, earlier.date, earlier.command
         self.variants = list(dict.fromkeys([*earlier.variants, *self.variants]))
-
-
-def _set_fields(thing: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults."""
-    values = {}
-    for each in fields(thing):
-        value = getattr(thing, each.name)
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        if default is MISSING or value != default:
-            values[each.name] = value
-    return values
 
 
 def write_at_once(path: Path, text: str) -> None:

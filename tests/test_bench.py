@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,7 +28,7 @@ import bench.memory
 import bench.report
 import bench.results
 import gpufold
-from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
+from bench.__main__ import INTERRUPTED, LOST, main
 from bench.count import ELEMENTS, SCALED, smaller
 from bench.hostcuda import fake_cupy
 from bench.measure import Bench, Task, difference
@@ -199,17 +198,6 @@ def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name
     (peer,) = (peer for peer in PEERS if peer.name == name and peer.devices == ("gpu",))
     few = [problem for problem in SMALL if prod(problem.input_shape) < 4096]
     assert served(peer, few, ("float32",), fake_cupy.asarray, fake_cupy.asnumpy)
-
-
-@pytest.mark.hostcuda
-def test_where_elements_move_is_worked_out_on_a_gpu_too(monkeypatch):
-    for problem in [problem for problem in SMALL if isinstance(problem.geometry, SpaceGeometry)]:
-        data = problem.data("float32")
-        want = problem.expected(data)
-        with monkeypatch.context() as patch:
-            patch.setattr("bench.problems.library_of", lambda array: fake_cupy.cupy())
-            got = problem.expected(fake_cupy.asarray(data))
-        np.testing.assert_array_equal(fake_cupy.asnumpy(got), want, err_msg=problem.name)
 
 
 def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
@@ -614,39 +602,22 @@ def test_a_file_is_replaced_at_once_and_only_when_it_is_written_to_the_disk(tmp_
         assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize(
-    ("stop", "status", "said"),
-    [
-        (ZeroDivisionError, None, ""),
-        (KeyboardInterrupt, INTERRUPTED, "Interrupted at im2col-tiny-2x2."),
-        (signal.SIGTERM, TERMINATED, "Terminated at im2col-tiny-2x2."),
-    ],
-)
-def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(
-    capsys, tmp_path, monkeypatch, stop, status, said
-):
+def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(capsys, tmp_path, monkeypatch):
     saved, measured, stops = tmp_path / "saved.json", [], [True]
     measure = Bench.measure
 
     def stop_at_im2col(self, problem, dtype, row):
         measured.append(problem.name)
         if problem.operation == "im2col" and stops:
-            if stop is not signal.SIGTERM:
-                raise stop
-            signal.getsignal(stop)(stop, None)  # as Python calls it; some peers leave no stack for signals
+            raise KeyboardInterrupt
         measure(self, problem, dtype, row)
 
     monkeypatch.setattr(Bench, "measure", stop_at_im2col)
     words = (*TWO, "--save", str(saved), "--commit", "abc")
-    if status is None:
-        with pytest.raises(stop):
-            main(words)
-    else:
-        ended, out = run(capsys, *words)
-        assert ended == status
-        assert said in out
-        assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
+    status, out = run(capsys, *words)
+    assert status == INTERRUPTED
+    assert "Interrupted at im2col-tiny-2x2." in out
+    assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
     assert list(tmp_path.iterdir()) == [saved]
     (first,) = Run.load(saved).rows
     assert first.problem == "col2im-tiny-2x2"
@@ -780,7 +751,7 @@ def test_the_host_s_cost_is_measured_without_a_device():
     done = without_packages("host", *words, blocked=())  # in a process where CuPy is not imported
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in problems)
-    assert "additions µs" in done.stdout
+    assert "through a Stitcher" in done.stdout
     assert ("gpufold.torch" in done.stdout) == (find_spec("torch") is not None)
 
 
