@@ -18,6 +18,7 @@ from math import prod
 from statistics import median
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -204,19 +205,13 @@ def _on_tensors(problem: Problem) -> float:
         interface = {"version": 3, "data": (next(ADDRESSES), False), "shape": shape, "typestr": np.dtype(dtype).str}
         return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
-    given = {(executing, "is_on_gpu"): lambda tensor: True, (executing, "_stream_of"): lambda tensor: (0, 0)}
-    given[torch.Tensor, "new_empty"] = cache(
-        lambda like, shape, dtype=None: tensor(shape, tensors.name_of(dtype or like.dtype))
-    )
-    kept = [(owner, name, getattr(owner, name)) for owner, name in given]
-    for (owner, name), value in given.items():
-        setattr(owner, name, value)
-    try:
+    new_empty = cache(lambda like, shape, dtype=None: tensor(shape, tensors.name_of(dtype or like.dtype)))
+    with (
+        patch.multiple(executing, is_on_gpu=lambda tensor: True, _stream_of=lambda tensor: (0, 0)),
+        patch.object(torch.Tensor, "new_empty", new_empty),
+    ):
         (call,) = _calls(problem, gpufold.torch, tensor)
         return seconds_of(call)[1]
-    finally:
-        for owner, name, value in kept:
-            setattr(owner, name, value)
 
 
 def _training() -> list[list[str]]:

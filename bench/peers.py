@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import time
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,6 @@ import gpufold
 from bench.clients import client
 from bench.problems import (
     AT_POSITIONS,
-    BLOCK_OPERATIONS,
     TAKING_APART,
     Problem,
     cropped,
@@ -148,16 +147,16 @@ LOOPED_TIMES = 16
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
     """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy writes."""
     geometry = problem.geometry
-    if problem.operation in AT_POSITIONS:
-        return _loop_over_positions(problem, data)
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _loop_over_offsets(problem.operation, geometry, data))
-    if problem.operation in TAKING_APART:
-        loops = [partial(_take_apart, problem, data, over) for over in ("blocks", "taps")]
+    moves, counts = [partial(_by_blocks, geometry)], [prod(geometry.num_blocks)]
+    if problem.operation in AT_POSITIONS:
+        moves = [partial(_at_positions, geometry, problem.positions().tolist())]
     else:
-        weights = problem.block_weights()
-        loops = [partial(_put_together, problem, data, weights, over) for over in ("blocks", "taps")]
-    counts = prod(geometry.num_blocks), prod(geometry.block_shape)
+        moves.append(partial(_by_taps, geometry))
+        counts.append(prod(geometry.block_shape))
+    run = _take_apart if problem.operation in TAKING_APART else _put_together
+    loops = [partial(run, problem, data, problem.block_weights(), each) for each in moves]
     most = min(LOOPED_STEPS, LOOPED_TIMES * min(counts) - 1)
     possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= most]
     if len(possible) > 1:
@@ -166,56 +165,56 @@ def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Return what the faster of two calls takes."""
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(timeit.repeat(call, repeat=2, number=1))
 
 
-def steps(geometry: SlidingGeometry, over: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield indices of the padded image, of blocks (N, C, *blocks, *taps) and of a block's taps, for each addition."""
-    if over == "blocks":
-        for block in np.ndindex(geometry.num_blocks):
-            begins = [(number * axis.stride, axis) for number, axis in zip(block, geometry.axes, strict=True)]
-            spans = (slice(begin, begin + axis.dilated_kernel, axis.dilation) for begin, axis in begins)
-            yield (..., *spans), (slice(None), slice(None), *block), ...
-    else:
-        for tap in np.ndindex(geometry.block_shape):
-            begins = [(number * axis.dilation, axis) for number, axis in zip(tap, geometry.axes, strict=True)]
-            spans = (slice(begin, begin + axis.stride * (axis.blocks - 1) + 1, axis.stride) for begin, axis in begins)
-            yield (..., *spans), (..., *tap), tap
+Moves: TypeAlias = Iterator[tuple[Any, Any, Any]]
+"""Indices of the padded image, of blocks (N, C, *blocks, *taps) and of a block's taps, for each step of a loop."""
 
 
-def _as_blocks(problem: Problem, columns: Any) -> Any:
-    """View columns as blocks; blocks as they are."""
-    return columns if problem.operation in BLOCK_OPERATIONS else problem.as_blocks(columns)
+def _by_blocks(geometry: SlidingGeometry) -> Moves:
+    for block in np.ndindex(geometry.num_blocks):
+        begins = [(number * axis.stride, axis) for number, axis in zip(block, geometry.axes, strict=True)]
+        spans = (slice(begin, begin + axis.dilated_kernel, axis.dilation) for begin, axis in begins)
+        yield (..., *spans), (slice(None), slice(None), *block), ...
 
 
-def _put_together(problem: Problem, data: Any, weights: Any, over: str) -> Any:
-    geometry, blocks = problem.geometry, _as_blocks(problem, data)
+def _by_taps(geometry: SlidingGeometry) -> Moves:
+    for tap in np.ndindex(geometry.block_shape):
+        begins = [(number * axis.dilation, axis) for number, axis in zip(tap, geometry.axes, strict=True)]
+        spans = (slice(begin, begin + axis.stride * (axis.blocks - 1) + 1, axis.stride) for begin, axis in begins)
+        yield (..., *spans), (..., *tap), tap
+
+
+def _at_positions(geometry: SlidingGeometry, places: list[list[int]]) -> Moves:
+    """Clip block after block: what ptychography codes and nnU-Net write."""
+    for number, place in enumerate(places):
+        axes = list(zip(place, geometry.block_shape, geometry.image_size, strict=True))
+        spans = (slice(max(first, 0), min(first + taps, size)) for first, taps, size in axes)
+        taps = (..., *(slice(max(-first, 0), min(taps, size - first)) for first, taps, size in axes))
+        yield (..., *spans), (number, *taps), taps
+
+
+def _put_together(problem: Problem, data: Any, weights: Any, moves: Callable[[], Moves]) -> Any:
+    geometry = problem.geometry
+    blocks = problem.as_blocks(data) if problem.operation == "col2im" else data
     size = _along(geometry, "padded_size")
     image = np.zeros((geometry.batch, geometry.channels, *size), data.dtype)
-    if not problem.fused:
-        for where, part, _ in steps(geometry, over):
-            image[where] += blocks[part]
-        return cropped(image, geometry)
     divisor, power = np.zeros(size, weights.dtype), _powers(problem, weights)
-    for where, part, taps in steps(geometry, over):
+    for where, part, taps in moves():
         image[where] += blocks[part] * weights[taps] if problem.window else blocks[part]
-        divisor[where] += power[taps]
-    image, divisor = cropped(image, geometry), cropped(divisor, geometry)
-    return image if problem.reduction == "sum" else _divided(image, divisor)
+        if problem.reduction != "sum":
+            divisor[where] += power[taps]
+    image = cropped(image, geometry)
+    return image if problem.reduction == "sum" else _divided(image, cropped(divisor, geometry))
 
 
-def _take_apart(problem: Problem, image: Any, over: str) -> Any:
+def _take_apart(problem: Problem, image: Any, weights: Any, moves: Callable[[], Moves]) -> Any:
     image = padded(image, problem.geometry)
-    result = np.empty(problem.output_shape, image.dtype)
-    blocks = _as_blocks(problem, result)
-    for where, part, _ in steps(problem.geometry, over):
-        blocks[part] = image[where]
+    result = np.zeros(problem.output_shape, image.dtype)
+    blocks = problem.as_blocks(result) if problem.operation == "im2col" else result
+    for where, part, taps in moves():
+        blocks[part] = image[where] * weights[taps] if problem.window else image[where]
     return result
 
 
@@ -235,34 +234,6 @@ def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> An
     for offset, where in offsets:
         batch[offset] = space[where]
     return batch.reshape(geometry.batch_shape)
-
-
-def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
-    """Add block after block, clipped, into an array, or copy them out: what ptychography codes and nnU-Net write."""
-    geometry = problem.geometry
-    if prod(geometry.num_blocks) > LOOPED_STEPS:
-        return None
-    places, size = problem.positions().tolist(), geometry.image_size
-    weights = problem.block_weights() if problem.window else None
-
-    def run() -> Any:
-        takes = problem.operation == "take_blocks"
-        result = np.zeros(problem.output_shape, data.dtype)
-        image, blocks = (data, result) if takes else (result, data)
-        for block, place in zip(blocks, places, strict=True):
-            spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.block_shape, size, strict=True)]
-            where = (..., *(slice(*span) for span in spans))
-            taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
-            terms = image[where] if takes else block[taps]
-            if weights is not None:
-                terms = terms * weights[taps]
-            if takes:
-                block[taps] = terms
-            else:
-                image[where] += terms
-        return result
-
-    return Call(run)
 
 
 def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -359,18 +330,11 @@ def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Overlap-add as the inverse of a short-time Fourier transform, with a rectangular window for a plain sum.
-
-    Its time holds the inverse transforms too; the mean that it gives becomes the sum again outside of it.
-    """
-    geometry, library, fused = problem.geometry, library_of(data), problem.fused
+    """Invert a short-time Fourier transform: its time holds the inverse transforms of the frames too."""
+    geometry, library = problem.geometry, library_of(data)
     (axis,) = geometry.axes
-    trims = fused and axis.pad_begin == axis.pad_end == axis.kernel // 2 and axis.size % axis.stride == 0
-    if not trims and (axis.pad_begin or axis.pad_end):
-        return None
-    if axis.dilation != 1 or axis.stride > axis.kernel:
-        return None
-    if fused and (problem.window, problem.reduction) != ("hann", "least_squares"):
+    inverts = (problem.window, problem.reduction) == ("hann", "least_squares") and axis.size % axis.stride == 0
+    if not inverts or not axis.pad_begin == axis.pad_end == axis.kernel // 2:
         return None
     if library is np:
         from scipy.signal import istft
@@ -380,20 +344,10 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     segments = data.reshape(geometry.planes, axis.kernel, axis.blocks)
     spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64))
     spectra /= library.asarray(problem.weights()[0].sum(), data.dtype)  # as stft scales them
-    count = library.zeros(axis.size, data.dtype)
-    for block in range(axis.blocks):
-        count[block * axis.stride : block * axis.stride + axis.kernel] += 1
     options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
-
-    def as_sums(answer: Any) -> Any:
-        if fused:
-            return answer.reshape(geometry.image_shape)
-        mean = library.zeros((geometry.planes, axis.size), data.dtype)
-        mean[:, : answer.shape[-1]] = answer
-        return library.rint(mean * count).astype(data.dtype).reshape(geometry.image_shape)
-
-    window = problem.window or "boxcar"
-    return Call(lambda: istft(spectra, window=window, boundary=trims, **options)[1], as_sums)
+    return Call(
+        lambda: istft(spectra, window="hann", **options)[1], lambda answer: answer.reshape(geometry.image_shape)
+    )
 
 
 # ---- JAX
@@ -681,38 +635,27 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
-    import onnx
     import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import checker, parser
 
-    geometry = problem.geometry
-    element = TensorProto.FLOAT if data.dtype.name == "float32" else TensorProto.FLOAT16
-    begins, ends = zip(*pads_of(geometry), strict=True)
-    node = helper.make_node(
-        "Col2Im",
-        ["input", "image_shape", "block_shape"],
-        ["output"],
-        dilations=_along(geometry, "dilation"),
-        pads=[*begins, *ends],
-        strides=_along(geometry, "stride"),
-    )
-    shapes = [
-        numpy_helper.from_array(np.array(sizes, np.int64), name)
-        for name, sizes in (("image_shape", geometry.image_size), ("block_shape", geometry.block_shape))
-    ]
-    graph = helper.make_graph(
-        [node],
-        "col2im",
-        [helper.make_tensor_value_info("input", element, geometry.columns_shape)],
-        [helper.make_tensor_value_info("output", element, problem.output_shape)],
-        shapes,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
+    geometry, element = problem.geometry, {"float32": "float", "float16": "float16"}[data.dtype.name]
+    names = ("dilation", "stride", "pad_begin", "pad_end")
+    dilations, strides, begins, ends = (list(_along(geometry, name)) for name in names)
+    rank, pads = len(begins), begins + ends
+    size, taps = (", ".join(map(str, sizes)) for sizes in (geometry.image_size, geometry.block_shape))
+    model = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        fold ({element}{list(geometry.columns_shape)} columns) => ({element}{list(problem.output_shape)} image)
+        <int64[{rank}] size = {{{size}}}, int64[{rank}] taps = {{{taps}}}>
+        {{
+            image = Col2Im <dilations = {dilations}, pads = {pads}, strides = {strides}> (columns, size, taps)
+        }}
+    """)
+    checker.check_model(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return Call(lambda: session.run(None, {"input": problem.as_columns(data)})[0])
+    return Call(lambda: session.run(None, {"columns": problem.as_columns(data)})[0])
 
 
 def _openvino(problem: Problem, data: Any, threads: int) -> Call:
@@ -781,8 +724,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("sigpy", "sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
     Peer("unfoldNd", "unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
     Peer("numpy", "numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
-    Peer("istft", "scipy", "scipy", CPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
-    Peer("istft", "", "cupyx", GPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
+    Peer("istft", "scipy", "scipy", CPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
+    Peer("istft", "", "cupyx", GPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
     Peer("two passes", "", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
     Peer("MONAI", "monai", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
     Peer("gpufold.map_tiles", "torch", "torch", BOTH, _map_tiles, **TILES),

@@ -121,10 +121,7 @@ class Run:
         differences = []
         for name in ("device", "kind", "threads", "commit", "versions", "peers", "options"):
             was, now = getattr(earlier, name), getattr(self, name)
-            if isinstance(was, dict):
-                different = [key for key in was | now if was.get(key) != now.get(key)]
-                differences += [f"{name}[{key!r}] was {was.get(key)!r} and is {now.get(key)!r}" for key in different]
-            elif was != now:
+            if was != now:
                 differences.append(f"{name} was {was!r} and is {now!r}")
         if differences:
             raise ValueError(f"--resume: {path} was measured differently: {'; '.join(differences)}")

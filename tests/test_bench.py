@@ -639,7 +639,7 @@ def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(caps
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        (("--seconds", "0.002"), r"options\['seconds'\] was 0.001 and is 0.002"),
+        (("--seconds", "0.002"), r"options was .*'seconds': 0.001.* and is .*'seconds': 0.002"),
         (("--threads", "2"), "threads was 1 and is 2"),
     ],
 )
@@ -734,10 +734,7 @@ def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
     status, out = run(capsys, "report", "--results", str(path), "--output", str(output))
     assert status == 0
     assert re.search(r"all +no device +3 +0\.0% +0\.0%", out), "regret"
-    figures = [
-        f"{name}.{end}" for name in ("fraction-of-copy", "speed-up", "time-against-size") for end in ("png", "svg")
-    ]
-    assert {path.name for path in output.iterdir()} == {"made-up.md", *(f"made-up-{name}" for name in figures)}
+    assert {path.name for path in output.iterdir()} == {"made-up.md", "made-up.png", "made-up.svg"}
     table = (output / "made-up.md").read_text()
     assert f"| {PROBLEMS[0].name} | 0.001 | 2000 |" in table
     assert "2000*" in table
