@@ -16,7 +16,7 @@ from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_
 from bench.problems import PROBLEMS, select
 from bench.regret import VARIANTS, by_operation, of_results
 from bench.report import footer, markdown, tables
-from bench.results import OURS, Run, command_line, commit, saved
+from bench.results import OURS, command_line, commit, saved
 from bench.terminal import Console, progress, say, show
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
@@ -169,23 +169,18 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
         say(console, "No results are saved yet: python -m bench --save bench/results/NAME.json")
     for path, run in runs.items():
         options.output.mkdir(parents=True, exist_ok=True)
-        written = _draw(run, path.stem, options.output, console)
-        written.append(options.output / f"{path.stem}.md")
-        written[-1].write_text(markdown(run), encoding="utf-8")
+        written = [options.output / f"{path.stem}.md"]
+        written[0].write_text(markdown(run), encoding="utf-8")
+        try:
+            from bench.plots import draw
+
+            written += draw(run, path.stem, options.output)
+        except ModuleNotFoundError as error:
+            say(console, f"No figure of {path.stem}: {error.name} is not installed.")
         say(console, f"{path}: {', '.join(map(str, written))}")
     if choices:
         show(console, by_operation(choices))
     return 0
-
-
-def _draw(run: Run, stem: str, folder: Path, console: Console) -> list[Path]:
-    """Draw a run and return the files, or none where nothing is there to draw with."""
-    try:
-        from bench.plots import draw
-    except ModuleNotFoundError as error:
-        say(console, f"No figures of {stem}: {error.name} is not installed.")
-        return []
-    return draw(run, stem, folder)
 
 
 def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:

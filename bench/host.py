@@ -15,7 +15,6 @@ from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
 from math import prod
-from statistics import median
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -26,11 +25,13 @@ import gpufold
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, show
+from bench.timing import CpuClock, Times, interleave
 from gpufold.compute import launcher
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import H200
 
-SAMPLES, CALLS = 50, 200
+MEASURED_SECONDS = 0.2
+"""For the samples of calls that take turns."""
 
 TRAINED = ((4, 3, 8), (4, 8, 16), (8, 8, 16))
 """Batch, channels and side of images folded from 3x3: small ones, then on both sides of `torch.executing.SMALL`."""
@@ -114,18 +115,16 @@ def stand_in() -> ModuleType:
     return module
 
 
-def seconds_of(call: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Return the time of the first call, and the median time of one that has been made before."""
-    start = counter()
-    call()
-    first = counter() - start
-    samples = []
-    for _ in range(SAMPLES):
-        start = counter()
-        for _ in range(CALLS):
-            call()
-        samples.append((counter() - start) / CALLS)
-    return first, median(samples)
+def in_turns(*calls: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> list[float]:
+    """Return the median time of each call, all of which have been made before."""
+    results: dict[str, Times] = {}
+    clock = CpuClock(counter, pause=lambda seconds: None)
+    interleave({str(number): call for number, call in enumerate(calls)}, clock, MEASURED_SECONDS, results, _raise)
+    return [results[str(number)].median for number in range(len(calls))]
+
+
+def _raise(name: str, error: Exception) -> None:
+    raise error
 
 
 def host(names: list[str], console: Console) -> int:
@@ -152,7 +151,7 @@ def host(names: list[str], console: Console) -> int:
         "what CuPy's allocator and launch cost. A first call plans; it compiles too, which is not counted.",
         highlight=False,
     )
-    frame = seconds_of(_stream())[1]
+    (frame,) = in_turns(_stream())
     console.print(
         f"A stereo frame of 1,024 samples, a new one every 256, takes {frame * 1e6:.1f} µs through a Stitcher without "
         "an end, on NumPy arrays: add and finished.",
@@ -178,8 +177,8 @@ def _stream() -> Callable[[], Any]:
 def _measure(problem: Problem) -> list[Any]:
     """Return a problem's name and the costs of its first call, of repeated ones, and of those on tensors."""
     call, *others = _calls(problem, gpufold, StandInArray)
-    first, repeated = seconds_of(call)
-    costs = [problem.name, first, repeated, *(seconds_of(other)[1] for other in others)]
+    _, first = CpuClock().first(call)
+    costs = [problem.name, first, *in_turns(call, *others)]
     return [*costs, _on_tensors(problem)] if find_spec("torch") else costs
 
 
@@ -211,7 +210,7 @@ def _on_tensors(problem: Problem) -> float:
         patch.object(torch.Tensor, "new_empty", new_empty),
     ):
         (call,) = _calls(problem, gpufold.torch, tensor)
-        return seconds_of(call)[1]
+        return in_turns(call)[0]
 
 
 def _training() -> list[list[str]]:
@@ -232,18 +231,9 @@ def _training() -> list[list[str]]:
             forward(fold).sum().backward()
 
         image = f"{batch}x{channels}x{side}x{side}"
-        calls = max(1, CALLS * 4096 // columns.numel())
         for name, run in ((f"{image}, forward", forward), (f"{image}, forward and backward", backward)):
-            samples: list[tuple[float, ...]] = []
-            for _ in range(SAMPLES):
-                pair = []
-                for fold in (torch.nn.functional.fold, gpufold.torch.fold):
-                    start = time.process_time()
-                    for _ in range(calls):
-                        run(fold)
-                    pair.append((time.process_time() - start) / calls)
-                samples.append((*pair, pair[1] / pair[0]))
-            theirs, ours, ratio = map(median, zip(*samples, strict=True))
-            lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}"])
+            folds = torch.nn.functional.fold, gpufold.torch.fold
+            theirs, ours = in_turns(*(partial(run, fold) for fold in folds), counter=time.process_time)
+            lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ours / theirs:.2f}"])
     torch.set_num_threads(before)
     return lines

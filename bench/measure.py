@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ import gpufold
 from bench.memory import PeakOf, pool_peak, resident_peak_or_why
 from bench.peers import Call, Peer, absent, installed
 from bench.problems import Problem, forget_device_arrays, itemsize_of, plan_of
-from bench.results import COPY, OURS, Row, Run, commit, now, processor, version
+from bench.results import COPY, OURS, Row, Run, commit, now, processor
 from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
 from gpufold.gpu.plan import Device, Operand

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -115,23 +114,24 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call:
 
 
 def _two_passes(problem: Problem, data: Any, threads: int) -> Call:
-    """Let gpufold fold twice, as if it could not fuse: weighed columns, and the weights of one plane."""
-    geometry, library = problem.geometry, library_of(data)
-    weights = library.asarray(problem.block_weights().reshape(-1, 1))
-    power = _powers(problem, weights)
+    """Let gpufold fold twice, as if it could not fuse."""
+    weights = library_of(data).asarray(problem.block_weights().reshape(-1, 1))
     fold = partial(gpufold.col2im, **replace(problem, operation="col2im").arguments)
+    return Call(lambda: _average(problem, data, weights, fold))
 
-    def run() -> Any:
-        columns = problem.as_columns(data)
-        if problem.window:
-            by_channel = columns.reshape(geometry.planes, weights.size, columns.shape[-1])
-            columns = (by_channel * weights).reshape(columns.shape)
-        image = fold(columns)
-        if problem.reduction == "sum":
-            return image
-        return _divided(image, fold(library.broadcast_to(power, (1, power.size, columns.shape[-1]))))
 
-    return Call(run)
+def _average(problem: Problem, data: Any, weights: Any, fold: Callable[[Any], Any]) -> Any:
+    """Fold weighed columns, and divide by the fold of the weights of one plane."""
+    geometry, columns = problem.geometry, problem.as_columns(data)
+    blocks = columns.shape[-1]
+    if problem.window:
+        by_channel = columns.reshape(geometry.planes, len(weights), blocks)
+        columns = (by_channel * weights).reshape(columns.shape)
+    image = fold(columns)
+    if problem.reduction != "sum":
+        power = library_of(data).broadcast_to(_powers(problem, weights), (1, len(weights), blocks))
+        image = _divided(image, fold(power))
+    return image.reshape(geometry.image_shape)
 
 
 LOOPED_BLOCKS = 4096
@@ -350,55 +350,6 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     )
 
 
-# ---- JAX
-
-
-def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
-    """Compile a function of an array; XLA has as many threads as the first call of a process asks for."""
-    os.environ.setdefault("NPROC", str(threads))
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
-    compiled, array = jax.jit(run), jax.numpy.asarray(data)
-    return Call(lambda: compiled(array).block_until_ready(), np.asarray)
-
-
-def _jax(problem: Problem, data: Any, threads: int) -> Call:
-    """Take patches by a convolution with ones, and put them together by its transpose, as JAX's documents do."""
-    from jax import linear_transpose
-    from jax.lax import Precision, conv_general_dilated_patches
-
-    geometry = problem.geometry
-
-    def patches(image: Any) -> Any:
-        found = conv_general_dilated_patches(
-            image,
-            geometry.block_shape,
-            _along(geometry, "stride"),
-            pads_of(geometry),
-            rhs_dilation=_along(geometry, "dilation"),
-            precision=Precision.HIGHEST,
-        )
-        return found.reshape(geometry.columns_shape)
-
-    image = np.zeros(geometry.image_shape, data.dtype)
-    if problem.operation == "im2col":
-        return _in_jax(data, threads, patches)
-    return _in_jax(data, threads, lambda columns: linear_transpose(patches, image)(columns)[0])
-
-
-def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
-    """Let gpufold compute on JAX's arrays, in a program that is compiled."""
-    from jax import numpy
-
-    function, given = getattr(gpufold, problem.operation), problem.given(numpy.asarray)
-
-    def run(array: Any) -> Any:
-        return problem.call(function, array, partial(numpy.zeros, dtype=array.dtype), given)
-
-    return _in_jax(data, threads, run)
-
-
 # ---- torch
 
 
@@ -435,7 +386,8 @@ def _options_of_torch(geometry: SlidingGeometry, rank: int) -> dict[str, tuple[i
 
 def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Return F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
-    import torch.nn.functional as functional
+    import torch
+    from torch.nn import functional
 
     geometry = problem.geometry
     if isinstance(geometry, SpaceGeometry):
@@ -445,7 +397,9 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     shape, picture = problem.output_shape, (1, *geometry.image_size)[-2:]
     options = _options_of_torch(geometry, 2)
     if problem.fused:
-        return _torch_average(problem, tensor.device, partial(functional.fold, output_size=picture, **options))
+        weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=tensor.device)
+        fold = partial(functional.fold, output_size=picture, **options)
+        return lambda tensor: _average(problem, tensor, weights, fold)
     if problem.operation not in TAKING_APART:
         return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
 
@@ -454,26 +408,6 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
         return columns if problem.operation == "im2col" else problem.as_blocks(columns)
 
     return unfold
-
-
-def _torch_average(problem: Problem, device: Any, fold: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
-    import torch
-
-    geometry, blocks = problem.geometry, prod(problem.geometry.num_blocks)
-    weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=device)
-    power, weights_of_channels = _powers(problem, weights), weights.repeat(geometry.channels, 1)
-
-    def run(tensor: Any) -> Any:
-        columns = problem.as_columns(tensor)
-        if problem.window:
-            columns = columns * weights_of_channels
-        image = fold(columns)
-        if problem.reduction != "sum":
-            image = _divided(image, fold(power.expand(-1, blocks)[None]))
-        return image.reshape(geometry.image_shape)
-
-    return run
 
 
 def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
@@ -715,8 +649,6 @@ PEERS: tuple[Peer, ...] = (
     Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
     Peer("torch, gradient", "torch", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2), FLOATS),
     Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
-    Peer("jax", "jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
-    Peer("gpufold.jax", "jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
     Peer(
         "openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN

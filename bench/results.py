@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -70,7 +69,7 @@ class Row:
         return other / ours if ours and other else None
 
 
-OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient", "gpufold.jax", "two passes")
+OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient", "two passes")
 """Rows that are not among the fastest peers: gpufold's own, and those with a gradient."""
 
 
@@ -181,14 +180,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def version(distribution: str) -> str:
-    """Return the version of an installed distribution."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def command_line(arguments: list[str]) -> str:

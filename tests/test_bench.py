@@ -147,13 +147,7 @@ PEERS_BUGS = {"onnxruntime": ("bug-3d-columns-with-dilated-kernel", "rank-4")}
 """Problems that a peer gets wrong, on three and more axes."""
 
 CPU_PEERS = [
-    pytest.param(
-        peer,
-        marks=[pytest.mark.peer(peer.module), *([pytest.mark.all] if peer.module == "jax" else [])],  # which compiles
-        id=peer.name,
-    )
-    for peer in PEERS
-    if "cpu" in peer.devices
+    pytest.param(peer, marks=pytest.mark.peer(peer.module), id=peer.name) for peer in PEERS if "cpu" in peer.devices
 ]
 
 
