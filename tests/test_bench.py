@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,8 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cases import CASES, SPACE_CASES, random_case
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from processes import python
 
 import bench.drawn
 import bench.measure
@@ -46,8 +44,6 @@ from gpufold.gpu.plan import H200
 from gpufold.gpu.sources import KERNELS
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
-
-ROOT = Path(__file__).resolve().parents[1]
 
 OPERATIONS = ("col2im", "im2col")
 
@@ -643,21 +639,18 @@ def without_packages(*words, blocked):
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; sys.exit(main())"
     )
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+    return python("-c", code, *words)
 
 
 def test_without_peers_results_name_what_is_missing(tmp_path):
     folder, blocked = tmp_path / "results", ("matplotlib", "onnxruntime", "openvino", "sigpy", "torch", "ml_dtypes")
-    done = without_packages(*TWO, "--full", "--save", str(folder / "cpu.json"), blocked=blocked)
-    assert done.returncode == 0, done.stderr
+    without_packages(*TWO, "--full", "--save", str(folder / "cpu.json"), blocked=blocked)
     (note,) = (note for note in Run.load(folder / "cpu.json").notes if "Not installed" in note)
     assert {"torch", "onnxruntime", "openvino", "sigpy"} <= set(re.findall(r"\w+", note))
     shown = without_packages("report", "--results", str(folder), "--output", str(tmp_path / "out"), blocked=blocked)
-    assert shown.returncode == 0, shown.stderr
-    assert "matplotlib is not installed" in shown.stdout
-    done = without_packages("problems", blocked=("rich.console",))
-    assert done.returncode
-    assert done.stderr.endswith("ImportError: the benchmark needs the package rich: pip install --group bench\n")
+    assert "matplotlib is not installed" in shown
+    with pytest.raises(AssertionError, match="the benchmark needs the package rich: pip install --group bench"):
+        without_packages("problems", blocked=("rich.console",))
 
 
 def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
@@ -729,11 +722,10 @@ def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
 def test_the_host_s_cost_is_measured_without_a_device():
     problems = ("col2im-tiny-2x2", "blocks_to_array-stitch-96x96x96", "add_blocks-particles", "batch_to_space-nhwc-2x2")
     words = (word for name in problems for word in ("--problem", name))
-    done = without_packages("host", *words, blocked=())  # in a process where CuPy is not imported
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in problems)
-    assert "through a Stitcher" in done.stdout
-    assert ("gpufold.torch" in done.stdout) == (find_spec("torch") is not None)
+    printed = python("-m", "bench", "host", *words)  # in a process where CuPy is not imported
+    assert all(name in printed for name in problems)
+    assert "through a Stitcher" in printed
+    assert ("gpufold.torch" in printed) == (find_spec("torch") is not None)
 
 
 def counted(out, variant):
