@@ -131,15 +131,6 @@ class Ticks:
 # ---- what is checked
 
 
-@pytest.mark.parametrize("problem", SMALL, ids=lambda problem: f"{problem.operation}-{problem.name}")
-@pytest.mark.parametrize("dtype", ["float32", "complex64", "uint8", "bool"])
-def test_gpufold_gives_what_the_bench_expects(problem, dtype):
-    if problem.tolerance and dtype != "float32":
-        dtype = "float64"
-    data = problem.data(dtype)
-    assert difference(problem(data), problem.expected(data), problem.tolerance) is None
-
-
 PEERS_BUGS = {"onnxruntime": ("bug-3d-columns-with-dilated-kernel", "rank-4")}
 """Problems that a peer gets wrong, on three and more axes."""
 
@@ -173,12 +164,12 @@ def test_what_is_timed_of_a_peer_computes_the_same(peer):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_loop_over_blocks_and_that_over_taps_compute_the_same(sign, monkeypatch):
-    """Whichever is faster."""
+def test_the_loop_over_blocks_and_that_over_taps_compute_the_same_in_every_kind_of_dtype(sign, monkeypatch):
+    """Whichever is faster; they share nothing with what they are compared with."""
     numbers = count()
     monkeypatch.setattr("bench.peers._seconds", lambda call: sign * next(numbers))
     (peer,) = (peer for peer in PEERS if peer.name == "loop")
-    assert served(peer, SMALL, ("float32",))
+    assert served(peer, SMALL, ("float32", "complex64", "uint8", "bool")) > len(SMALL)
 
 
 @pytest.mark.hostcuda
@@ -384,20 +375,20 @@ def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("variant", ["auto", "words"])
-def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, device, tmp_path, variant):
+def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, device, tmp_path):
     """One that does not serve a problem is no failure; the device still answers, so the run goes on."""
-    device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
+    device.broken["col2im-tiny-2x2", "words"] = RuntimeError("does not compile")
+    device.broken["im2col-tiny-2x2", "auto"] = RuntimeError("does not plan")
     device.broken["im2col-tiny-2x2", "gather"] = Unsupported("gather: not this one")
     saved = tmp_path / "gpu.json"
     status, out = run(capsys, *TINY, "--save", str(saved))
     first, second = Run.load(saved).rows
-    failed, other = ("gpufold", "words") if variant == "auto" else ("words", "gpufold")
     assert status == 1
-    assert first.failures == {failed: "RuntimeError: does not compile"}
-    assert {other, "gather", "copy"} == set(first.times)
-    assert {"gpufold", "words", "cupy", "copy"} == set(second.times)
-    assert f"{failed} on col2im-tiny-2x2: RuntimeError: does not compile" in out
+    assert first.failures == {"words": "RuntimeError: does not compile"}
+    assert second.failures == {"gpufold": "RuntimeError: does not plan"}
+    assert set(first.times) == {"gpufold", "gather", "copy"}
+    assert set(second.times) == {"words", "cupy", "copy"}
+    assert "words on col2im-tiny-2x2: RuntimeError: does not compile" in out
     assert "not this one" not in out
 
 

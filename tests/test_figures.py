@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from contextlib import suppress
+from itertools import cycle, islice
 from math import prod
 
 import numpy as np
@@ -30,26 +31,29 @@ from gpufold.operations import variants
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 
 
-@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.many)])
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_kernel_compiles_for_every_architecture(source, architecture, most):
-    """One specialisation of each source, another for each architecture; --many compiles them all."""
-    known = specialisations()[source]
-    for defines in random.Random(f"{source} {architecture}").sample(known, most or len(known)):
+def test_every_specialisation_compiles_for_every_architecture(source, architecture):
+    for defines in specialisations()[source]:
         assert hostcuda.cubin.compile(source, defines, architecture), defines
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_compiles_for_every_dtype(source):
-    """One specialisation for each, and eight for bool, whose pointers NVRTC fails on where it is asked about them."""
-    of_dtype = {}
+    """One specialisation for each, and eight for bool, whose pointers NVRTC fails on where it is asked about them.
+
+    Each is for another architecture, until there was one for all.
+    """
+    of_dtype, drawn = {}, random.Random(source)
     for defines in specialisations()[source]:
         of_dtype.setdefault(dict(defines).get("SCALAR"), []).append(defines)
-    for scalar, several in of_dtype.items():
-        most = min(8 if scalar == "Boolean" else 1, len(several))
-        for defines in random.Random(f"{source} {scalar}").sample(several, most):
-            assert hostcuda.cubin.compile(source, defines, 90), defines
+    scalars = [scalar for scalar in of_dtype for _ in range(8 if scalar == "Boolean" else 1)]
+    architectures = drawn.sample(hostcuda.cubin.ARCHITECTURES, len(hostcuda.cubin.ARCHITECTURES))
+    pairs = zip(cycle(scalars), cycle(architectures), strict=False)
+    for scalar, architecture in islice(pairs, max(len(scalars), len(architectures))):
+        defines = drawn.choice(of_dtype[scalar])
+        assert hostcuda.cubin.compile(source, defines, architecture), defines
 
 
 def launch_bounds(plan):
@@ -199,6 +203,7 @@ def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, ar
 REGIMES = {problem.name: problem for problem in select([], quick=False, gpu=True)}
 
 
+@pytest.mark.some(3, all=3)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "complex64"])
 @pytest.mark.parametrize("name", REGIMES)
 def test_nothing_spills(name, dtype):
