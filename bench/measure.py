@@ -31,9 +31,9 @@ THREADED_COPY_BYTES = 1 << 20
 PEER_PART = 1 / 4
 """A peer whose call takes longer than this part of a problem's time is timed once, and does not take turns."""
 
-PREPARATION, CHOICE, FREEING = "preparation", "choice", "freeing"
-"""In a row's failures, where it is no candidate that failed: its data or expected result could not be made, the planner
-did not say what `auto` takes, its memory was not given back."""
+PREPARATION, FREEING = "preparation", "freeing"
+"""In a row's failures, where it is no candidate that failed: its data, expected result or plan could not be made, or
+its memory was not given back."""
 
 LEAST_MEMORY = 0.9
 """Of its result's size, for a call that does not keep memory for the next: the operating system counts whole pages."""
@@ -88,15 +88,12 @@ class Bench:
             expected = problem.expected(data)
             copy = self._copy(row.bytes)
             self.clock.first(copy)
+            if self.kind == "gpu":
+                given = Operand(data.shape, tuple(step // data.itemsize for step in data.strides))
+                row.chosen = plan_of(problem, "auto", dtype, device_facts(), given).variant
         except Exception as error:  # out of memory, no such dtype
             self._note(row, PREPARATION, error)
             return
-        if self.kind == "gpu":
-            try:
-                given = Operand(data.shape, tuple(step // data.itemsize for step in data.strides))
-                row.chosen = plan_of(problem, "auto", dtype, device_facts(), given).variant
-            except Exception as error:
-                self._note(row, CHOICE, error)
         calls: dict[str, Callable[[], Any]] = {}
         for name, prepare in self._candidates(problem, data):
             if name in row.failures:
