@@ -297,7 +297,8 @@ def gpu_bench(seconds: float) -> Bench:
 def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[str, Any]) -> Run:
     """Describe a run before anything is measured."""
     versions = {"python": platform.python_version(), "gpufold": gpufold.__version__, "numpy": np.__version__}
-    versions |= {peer.distribution: version(peer.distribution) for peer in bench.peers if peer.distribution}
+    others = {peer.module for peer in bench.peers} - {"gpufold", "cupy", "cupyx"}
+    versions |= {name: version(name) for name in sorted(others)}
     versions |= {"cupy": bench.library.__version__} if bench.kind == "gpu" else {}
     names = absent(bench.kind)
     return Run(

@@ -49,8 +49,8 @@ class Peer:
     """One library, or one way to write the operation with it, and the problems that it serves."""
 
     name: str
-    distribution: str
     module: str
+    """What it is imported as, which is also the name of its distribution."""
     devices: tuple[str, ...]
     prepare: Callable[[Problem, Any, int], Call | None]
     """Makes the call for a problem, its data (a NumPy or CuPy array) and a number of CPU threads; None: no such call.
@@ -645,32 +645,30 @@ GRADIENT, OF_FLOATS = partial(_on_tensors, gradient=True), {"dtypes": FLOATS, "z
 REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
 PEERS: tuple[Peer, ...] = (
-    Peer("torch", "torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
-    Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
-    Peer("torch, gradient", "torch", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2), FLOATS),
-    Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
-    Peer("onnxruntime", "onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
-    Peer(
-        "openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN
-    ),
-    Peer("sigpy", "sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
-    Peer("unfoldNd", "unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
-    Peer("numpy", "numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
-    Peer("istft", "scipy", "scipy", CPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
-    Peer("istft", "", "cupyx", GPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
-    Peer("two passes", "", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
-    Peer("MONAI", "monai", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
-    Peer("gpufold.map_tiles", "torch", "torch", BOTH, _map_tiles, **TILES),
-    Peer("TorchIO", "torchio", "torchio", CPU, _torchio, axes=(3,), **TILES),
-    Peer("pty-chi", "ptychi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
-    Peer("loop", "numpy", "numpy", CPU, _loop),
-    Peer("add.at", "numpy", "numpy", CPU, _add_at, ("add_blocks",)),
-    Peer("add.at", "", "cupy", GPU, _add_at, ("add_blocks",)),
-    Peer("Triton", "triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
-    Peer("naive gather", "", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
-    Peer("batched gather", "", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
-    Peer("cupy", "", "cupy", GPU, _composition, VIEWS, **PLAIN),
-    Peer("scatter_add", "", "cupyx", GPU, _scatter_add, **SUM),
+    Peer("torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
+    Peer("gpufold.torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
+    Peer("torch, gradient", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2), FLOATS),
+    Peer("gpufold.torch, gradient", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
+    Peer("onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
+    Peer("openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN),
+    Peer("sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
+    Peer("unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
+    Peer("numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
+    Peer("istft", "scipy", CPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
+    Peer("istft", "cupyx", GPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
+    Peer("two passes", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
+    Peer("MONAI", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
+    Peer("gpufold.map_tiles", "torch", BOTH, _map_tiles, **TILES),
+    Peer("TorchIO", "torchio", CPU, _torchio, axes=(3,), **TILES),
+    Peer("pty-chi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
+    Peer("loop", "numpy", CPU, _loop),
+    Peer("add.at", "numpy", CPU, _add_at, ("add_blocks",)),
+    Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",)),
+    Peer("Triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
+    Peer("naive gather", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
+    Peer("batched gather", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
+    Peer("cupy", "cupy", GPU, _composition, VIEWS, **PLAIN),
+    Peer("scatter_add", "cupyx", GPU, _scatter_add, **SUM),
 )
 
 

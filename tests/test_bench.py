@@ -224,7 +224,7 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
         "right": lambda problem, data, threads: Call(lambda: problem(data)),
         "absent": lambda problem, data, threads: None,
     }
-    peers = [Peer(name, "", "numpy", ("cpu",), function) for name, function in prepare.items()]
+    peers = [Peer(name, "numpy", ("cpu",), function) for name, function in prepare.items()]
     row = row_of(CpuClock(pause=lambda seconds: None), peers)
     assert set(row.times) == {"gpufold", "copy", "right"}
     assert row.failures == {"wrong": "FAIL: 1 of 768 elements are wrong", "raises": "RuntimeError: not today"}
