@@ -27,6 +27,9 @@ QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 WIDTH = 160
 """Of a table that goes into a file."""
 
+NAMED: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME", "help": "problems with it in their name"}
+"""How an option is given names, one each time."""
+
 INTERRUPTED = 130
 """Exit status of a run that was stopped by its user."""
 
@@ -37,9 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
-    _add_names(parser, "GPU kernel variants, else all")
-    in_place = "run every problem in this dtype in place of its own"
-    parser.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help=in_place)
+    parser.add_argument("--problem", **NAMED)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
@@ -61,9 +62,10 @@ def _parser() -> argparse.ArgumentParser:
         help="saved results, or folders of them, else those in bench/results",
     )
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
-    _add_names(host)
+    host.add_argument("--problem", **NAMED)
     count = commands.add_parser("count", help="count registers, instructions and sectors of the kernels, without a GPU")
-    _add_names(count, "else what auto takes")
+    count.add_argument("--problem", **NAMED)
+    count.add_argument("--variant", **NAMED | {"choices": VARIANTS, "help": "else what auto takes"})
     count.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
     count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
     chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
@@ -73,12 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
     chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
-    _add_names(chip)
+    chip.add_argument("--problem", **NAMED)
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     tune = commands.add_parser("tune", help="race the kernels of every problem, into a file that the package can ship")
     tune.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
-    _add_names(tune)
+    tune.add_argument("--problem", **NAMED)
     return parser
 
 
@@ -90,14 +92,6 @@ def _add_measuring(parser: argparse.ArgumentParser, *devices: str) -> None:
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
     parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
     parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
-
-
-def _add_names(parser: argparse.ArgumentParser, variants: str = "") -> None:
-    """Add options that are given a name each time: of problems, and of variants with what is said of them."""
-    named = {"action": "append", "default": [], "metavar": "NAME"}
-    parser.add_argument("--problem", **named, help="problems with it in their name")
-    if variants:
-        parser.add_argument("--variant", **named, choices=VARIANTS, help=variants)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,16 +197,12 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
     kind = device_kind(options.device)
     quick = options.quick or (kind == "cpu" and not options.full)
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) if options.seconds is None else options.seconds
-    if kind == "cpu" and options.variant:
-        raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
-    variants = options.variant or ([] if kind == "cpu" else list(VARIANTS))
-    choices = {"problems": options.problem, "variants": variants, "dtype": options.dtype}
-    choices |= {"quick": quick, "seconds": seconds}
+    choices = {"problems": options.problem, "quick": quick, "seconds": seconds}
     bench = cpu_bench(options.threads, seconds) if kind == "cpu" else gpu_bench(seconds)
     tasks = [
-        Task(problem, dtype, tuple(variants))
+        Task(problem, dtype)
         for problem in select(options.problem, quick, kind == "gpu")
-        for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
+        for dtype in problem.dtypes[: 1 if quick else None]
     ]
     return _measure(bench, tasks, choices, options, words, console)
 

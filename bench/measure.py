@@ -19,6 +19,7 @@ import gpufold
 from bench.memory import PeakOf, pool_peak, resident_peak_or_why
 from bench.peers import Call, Peer, absent, installed
 from bench.problems import Problem, forget_device_arrays, itemsize_of, plan_of
+from bench.regret import VARIANTS
 from bench.results import COPY, OURS, Row, Run, commit, now, processor
 from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
@@ -193,7 +194,6 @@ class Task:
 
     problem: Problem
     dtype: str
-    variants: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -226,8 +226,6 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
         for unfinished in run.rows:
             if unfinished.key == row.key:
                 row.failures = dict(unfinished.failures)
-        bench.variants = task.variants
-        run.variants = list(dict.fromkeys([*run.variants, *task.variants]))
         try:
             bench.measure(task.problem, task.dtype, row)
         except DeviceLostError:
@@ -280,7 +278,7 @@ def cpu_bench(threads: int | None, seconds: float) -> Bench:
     notes = ["Freed memory is kept for the next result, for every candidate alike."] if keep_freed_memory() else []
     notes += [f"Memory is not measured here: {why}."] if why else []
     peers, device = installed("cpu"), f"{processor()}, {threads} threads"
-    return Bench("cpu", device, CpuClock(), threads, seconds, peers, memory=memory, notes=notes)
+    return Bench("cpu", device, CpuClock(), threads, seconds, peers, (), memory, notes)
 
 
 def gpu_bench(seconds: float) -> Bench:
@@ -291,7 +289,7 @@ def gpu_bench(seconds: float) -> Bench:
     device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
     peers, threads = installed("gpu"), gpufold.get_num_threads()
     notes = ["The L2 cache is flushed each time."]
-    return Bench("gpu", device, GpuClock(cupy), threads, seconds, peers, memory=pool_peak(cupy), notes=notes)
+    return Bench("gpu", device, GpuClock(cupy), threads, seconds, peers, VARIANTS, pool_peak(cupy), notes)
 
 
 def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[str, Any]) -> Run:
@@ -310,7 +308,7 @@ def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[
         command=command,
         date=now(),
         peers=[peer.name for peer in bench.peers],
-        variants=[],
+        variants=list(bench.variants),
         notes=bench.notes + ([f"Not installed here, and so not measured: {'; '.join(names)}."] if names else []),
         options=options,
     )

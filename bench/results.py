@@ -118,14 +118,13 @@ class Run:
         """Take the rows of a saved run for this run's; raise ValueError where they were measured differently."""
         earlier = Run.load(path)
         differences = []
-        for name in ("device", "kind", "threads", "commit", "versions", "peers", "options"):
+        for name in ("device", "kind", "threads", "commit", "versions", "peers", "variants", "options"):
             was, now = getattr(earlier, name), getattr(self, name)
             if was != now:
                 differences.append(f"{name} was {was!r} and is {now!r}")
         if differences:
             raise ValueError(f"--resume: {path} was measured differently: {'; '.join(differences)}")
         self.rows, self.date, self.command = earlier.rows, earlier.date, earlier.command
-        self.variants = list(dict.fromkeys([*earlier.variants, *self.variants]))
 
 
 def write_at_once(path: Path, text: str) -> None:
