@@ -258,21 +258,20 @@ class Problem:
         planes, size = geometry.planes, prod(geometry.image_size)
         pixel = pixels(geometry, library.asarray(self.positions()), library)
         weight = library.broadcast_to(library.asarray(self.block_weights("float64").ravel()), pixel.shape)
-        if self.operation not in AT_POSITIONS:  # columns have taps before blocks
-            pixel, weight = library.ascontiguousarray(pixel.T), weight.T
+        order = 0, 1, 2  # of planes, blocks and taps in memory
+        if self.operation in ("col2im", "im2col"):
+            order = 0, 2, 1
+        elif self.operation in AT_POSITIONS:
+            order = 1, 0, 2
         if self.operation in TAKING_APART:
             padded = library.zeros((planes, size + 1), data.dtype)
             padded[:, :-1] = data.reshape(planes, size)
             taken = padded[..., pixel]
             taken = (taken * weight).astype(data.dtype) if self.window else taken
-            if self.operation == "take_blocks":
-                return taken.swapaxes(0, 1).reshape(self.output_shape)
-            columns = taken.reshape(geometry.columns_shape)
-            return columns if self.operation == "im2col" else self.as_blocks(columns)
-        terms = self.as_columns(data)
-        if self.operation == "add_blocks":
-            terms = terms.reshape(len(pixel), planes, -1).swapaxes(0, 1)
-        result = _summed(pixel, terms.reshape(planes, -1), size, weight if self.window else None)
+            return transposed(taken, order).reshape(self.output_shape)
+        shape = [(planes, *pixel.shape)[axis] for axis in order]
+        terms = transposed(data.reshape(shape), order).reshape(planes, -1)
+        result = _summed(pixel, terms, size, weight if self.window else None)
         if self.reduction != "sum":
             power = weight * weight if self.reduction == "least_squares" else weight
             divisor = _summed(pixel, power.reshape(1, -1), size)

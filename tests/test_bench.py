@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from math import prod
@@ -441,24 +442,16 @@ def test_the_row_names_what_auto_takes_for_a_contiguous_result(device):
 # ---- memory
 
 
-def temporaries(library, kilobytes=(48 << 10, 16 << 10)):
-    """Return a call that gives the last of some arrays when it has made them all."""
-
-    def call():
-        arrays = [library.full((count << 8,), 1.0, dtype=library.float32) for count in kilobytes]
-        return arrays[-1]
-
-    return call
-
-
 @pytest.mark.alone
 def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before():
+    def last_of(library, *kilobytes):
+        return [library.full((count << 8,), 1.0, dtype=library.float32) for count in kilobytes][-1]
+
     for library in map(importlib.import_module, filter(find_spec, ("numpy", "torch"))):
-        kept, measured = temporaries(library, (32 << 10,))(), []
+        kept, measured = last_of(library, 32 << 10), []
         for kilobytes in ((48 << 10, 16 << 10), (16 << 10,), (48 << 10, 16 << 10)):
-            call = temporaries(library, kilobytes)
-            call()
-            measured.append(resident_peak(call) / 2**20)
+            last_of(library, *kilobytes)
+            measured.append(resident_peak(partial(last_of, library, *kilobytes)) / 2**20)
         assert kept is not None
         assert measured == [pytest.approx(64, abs=3), pytest.approx(16, abs=3), pytest.approx(64, abs=3)], library
 
