@@ -18,8 +18,8 @@ from executors import wide_offsets
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 from bench import hostcuda
-from bench.count import SCALED, plan_of, smaller, work_on
-from bench.problems import itemsize_of, select
+from bench.count import SCALED, smaller, work_on
+from bench.problems import itemsize_of, plan_of, select
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.given import WINDOWS
@@ -263,16 +263,15 @@ def test_narrow_elements_change_places_a_register_at_a_time(name, dtype, most):
 
 
 def counted(name, variant, dtype):
-    """Return the plan of a smaller problem with the kernel of a problem of the bench, and what it did."""
-    plan = plan_of(REGIMES[name], variant, dtype)
-    shrunk, planned, device = smaller(REGIMES[name], plan, dtype, H200)
-    return planned, work_on(shrunk, planned, dtype, device)
+    """Return a smaller problem with the kernel of a problem of the bench, its plan and device, and what it did."""
+    shrunk, planned, device = smaller(REGIMES[name], plan_of(REGIMES[name], variant, dtype), dtype, H200)
+    return shrunk, planned, device, work_on(shrunk, planned, dtype, device)
 
 
 @pytest.mark.hostcuda
 def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
-    _, done = counted("add_blocks-charges-3x3", "binned", "float32")
+    *_, done = counted("add_blocks-charges-3x3", "binned", "float32")
     note, *others = done.prologue
     assert note.figures.path.waits <= 2
     assert note.counters.instructions <= 260 * note.counters.warps, "of two blocks"
@@ -300,11 +299,9 @@ division by an invariant ten. Only planes of 2**31 elements or launches of as ma
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(("name", "dtype"), WIDE_OFFSETS)
 def test_wide_offsets_cost_no_more_than_they_did(name, dtype):
-    plan = plan_of(REGIMES[name], "auto", dtype)
-    shrunk, planned, device = smaller(REGIMES[name], plan, dtype, H200)
-    narrow = work_on(shrunk, planned, dtype, device)
+    shrunk, planned, device, narrow = counted(name, "auto", dtype)
     with wide_offsets(choose):
-        of_wide = plan_of(shrunk, plan.variant, dtype, device)
+        of_wide = plan_of(shrunk, planned.variant, dtype, device)
         wide = work_on(shrunk, of_wide, dtype, device)
     assert dict(of_wide.defines)["OFFSET"] == "long long"
     assert wide.figures.stack_bytes == 0
