@@ -240,7 +240,7 @@ def _measure(
     try:
         fill(bench, run, tasks, save)
     except KeyboardInterrupt:
-        stopped, status = f"Interrupted at {missing(run, tasks)[0].row().name}.", INTERRUPTED
+        stopped, status = "Interrupted.", INTERRUPTED
     except DeviceLostError as lost:
         stopped, status = f"Stopped: {lost}.", LOST
     else:
