@@ -155,9 +155,11 @@ def way(request, monkeypatch):
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
         monkeypatch.setattr(threads, "MOST_TRIED", 0)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(tiles, "LINE_BYTES", 1)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
+        monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)
         monkeypatch.setattr(elements, "MANY_HALVES", 1)
 
 

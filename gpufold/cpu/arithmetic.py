@@ -15,9 +15,10 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_AXIS = 512, 1 << 14, 4, 16
+LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_LOOP, SHORT_AXIS = 512, 1 << 14, 4, 8, 16
 """Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; columns
-that are copied one by one, where rows cannot; and elements of an axis up to which it makes no inner loop."""
+that are copied one by one, where rows cannot; elements of a copy's inner loop from which on another, longer one is no
+sooner; and elements of an axis up to which it makes no inner loop."""
 
 PRODUCTS = 1 << 17
 """Elements that are weighed before they are added: few enough for the cache of a core."""
@@ -78,7 +79,28 @@ def copy_rows(elements: Array, copy: Array) -> None:
             for column in range(elements.shape[-1]):  # along which NumPy's inner loop would be
                 copy[..., column] = elements[..., column]
             return
+        row, other = _inner_loop(copy, elements), _inner_loop(elements, copy)
+        if moves and size in (1, 2, 4, 8) and row < SHORT_LOOP and 2 * row <= other:
+            order, word = sorted(range(elements.ndim), key=lambda axis: -abs(strides[axis])), f"u{size}"
+            # where arrays differ in what lies side by side, a ufunc's inner loop is along the last axis, not a row
+            np.positive(elements.transpose(order).view(word), copy.transpose(order).view(word))
+            return
     copy[...] = elements
+
+
+def _inner_loop(array: Array, other: Array) -> int:
+    """Count the elements of NumPy's inner loop over two arrays, in the order of the first."""
+    steps = sorted(
+        (abs(step), abs(other_step), extent)
+        for step, other_step, extent in zip(array.strides, other.strides, array.shape, strict=True)
+        if extent > 1
+    )
+    count, follow = 1, steps[0][:2]
+    for step, other_step, extent in steps:
+        if (step, other_step) != follow:
+            break
+        count, follow = count * extent, (step * extent, other_step * extent)
+    return count
 
 
 def multiply(elements: Array, weights: Array | None, products: Array) -> None:

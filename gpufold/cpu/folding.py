@@ -148,10 +148,13 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
     arrays = [array.transpose(order) for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
-    longest = max((0, 1, *range(1 + rank, columns.ndim - 1)), key=lambda number: arrays[0].shape[number])
+    cut, fewest = max((0, 1, *range(1 + rank, columns.ndim - 1)), key=lambda number: arrays[0].shape[number]), 1
+    if tiles.channels_are_last(image, 2):
+        cut, fewest = 1 + rank, 4 * columns.nbytes // tiles.CACHE_BYTES
 
     def on(threads: int) -> None:
-        for_each(copy, zip(*(np.array_split(array, threads, longest) for array in arrays), strict=True), threads)
+        parts = max(threads, min(fewest, arrays[0].shape[cut]))
+        for_each(copy, zip(*(np.array_split(array, parts, cut) for array in arrays), strict=True), threads)
 
     on_threads((copy, axes, columns.dtype, columns.shape, columns.strides, image.strides), columns.nbytes, on)
 

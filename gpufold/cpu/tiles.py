@@ -23,6 +23,9 @@ TILE_ELEMENTS = 1 << 19
 STEP_ELEMENTS = 1 << 14
 """Of columns in an array operation, from which it takes long beside starting it: that is Python's, one at a time."""
 
+LINE_BYTES = 64
+"""Of a cache."""
+
 TILE_STEPS = 8
 """Array operations on a tile besides those that add or move columns."""
 
@@ -37,14 +40,22 @@ def for_each_tile(
 
     def on(threads: int) -> None:
         most = min(limit, -(-image.size // threads))
-        cut = cut_into_tiles(image.shape, axes, most)
+        channels_last = channels_are_last(image, 2) or channels_are_last(columns, image.ndim)
+        cut = cut_into_tiles(image.shape, axes, most, channels_last)
         if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
-            cut = cut_into_tiles(image.shape, axes, max(1, most // 2))
+            cut = cut_into_tiles(image.shape, axes, max(1, most // 2), channels_last)
         taps = (ALL,) * len(axes)
         parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
         for_each(work, [(*part, *more) for part in parts], threads)
 
     on_threads((work, axes, columns.dtype, columns.shape, columns.strides, image.strides), size, on)
+
+
+def channels_are_last(array: Array, first: int) -> bool:
+    """Return whether channels, lines of the cache of them, lie closer in memory than all axes from the first on."""
+    channels, step = array.shape[1], abs(array.strides[1])
+    others = [abs(each) for each, extent in zip(array.strides[first:], array.shape[first:], strict=True) if extent > 1]
+    return channels * step >= LINE_BYTES and step < min(others, default=0)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:

@@ -20,17 +20,22 @@ class Tile(NamedTuple):
 
 
 @kept
-def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
-    """Cut from the outermost axis inwards until a tile has at most `limit` pixels; along an axis, by whole cells."""
+def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, channels_last: bool = False) -> tuple[Tile, ...]:
+    """Cut from the outermost axis inwards until a tile has at most `limit` pixels; along an axis, by whole cells.
+
+    Where channels are last in memory, those of a pixel stay together as long as they can.
+    """
     units = (1, 1, *(axis.stride for axis in axes))
-    steps = []
-    for number, (extent, unit) in enumerate(zip(shape, units, strict=True)):
-        inner = prod(shape[number + 1 :])
+    order = (0, *range(2, len(shape)), 1) if channels_last else tuple(range(len(shape)))
+    steps: list[list[slice]] = [[]] * len(shape)
+    for place, number in enumerate(order):
+        extent, unit = shape[number], units[number]
+        inner = prod(shape[inward] for inward in order[place + 1 :])
         fit = max(1, limit // inner)
         step = extent if fit >= extent else max(unit, fit // unit * unit)
         pieces = -(-extent // step)
         step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
-        steps.append([slice(start, min(start + step, extent)) for start in range(0, extent, step)])
+        steps[number] = [slice(start, min(start + step, extent)) for start in range(0, extent, step)]
         limit = max(1, limit // min(step, extent))
     tiles = []
     for pixels in product(*steps):
