@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -350,6 +351,78 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     )
 
 
+# ---- JAX
+
+
+ONE_HOT_TAPS = 4096
+"""Taps of a convolution with a one-hot kernel for each: a call of unfoldNd with 32x32x32 takes half a minute."""
+
+COMPILED_TAPS = 16
+"""Taps of a fold by JAX at most: at[].add compiles a step for each, and the transpose for 3x3x3 takes 20 seconds."""
+
+
+def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
+    """Compile a function of an array; XLA has as many threads as the first call of a process asks for."""
+    os.environ.setdefault("NPROC", str(threads))
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    compiled, array = jax.jit(run), jax.numpy.asarray(data)
+    return Call(lambda: compiled(array).block_until_ready(), np.asarray)
+
+
+def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Take patches by a convolution with ones, and put them together by its transpose, as JAX's documents do."""
+    from jax import linear_transpose
+    from jax.lax import Precision, conv_general_dilated_patches
+
+    geometry, takes = problem.geometry, problem.operation == "im2col"
+    if prod(geometry.block_shape) > (ONE_HOT_TAPS if takes else COMPILED_TAPS):
+        return None
+    options = {"window_strides": _along(geometry, "stride"), "rhs_dilation": _along(geometry, "dilation")}
+
+    def patches(image: Any) -> Any:
+        found = conv_general_dilated_patches(
+            image, geometry.block_shape, padding=pads_of(geometry), precision=Precision.HIGHEST, **options
+        )
+        return found.reshape(geometry.columns_shape)
+
+    if takes:
+        return _in_jax(data, threads, patches)
+    image = np.zeros(geometry.image_shape, data.dtype)
+    return _in_jax(data, threads, lambda columns: linear_transpose(patches, image)(columns)[0])
+
+
+def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Add the blocks of one tap after another's by at[].add."""
+    from jax import numpy
+
+    geometry = problem.geometry
+    if prod(geometry.block_shape) > COMPILED_TAPS:
+        return None
+    shape = geometry.batch, geometry.channels, *_along(geometry, "padded_size")
+
+    def run(columns: Any) -> Any:
+        image, blocks = numpy.zeros(shape, columns.dtype), problem.as_blocks(columns)
+        for where, part, _ in _by_taps(geometry):
+            image = image.at[where].add(blocks[part])
+        return cropped(image, geometry)
+
+    return _in_jax(data, threads, run)
+
+
+def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
+    """Let gpufold compute on JAX's arrays, in a program that is compiled."""
+    from jax import numpy
+
+    function, given = getattr(gpufold, problem.operation), problem.given(numpy.asarray)
+
+    def run(array: Any) -> Any:
+        return problem.call(function, array, partial(numpy.zeros, dtype=array.dtype), given)
+
+    return _in_jax(data, threads, run)
+
+
 # ---- torch
 
 
@@ -441,14 +514,10 @@ def _on_tensors(
     return Call(both, _from_tensor(data))
 
 
-UNFOLD_ND_TAPS = 4096
-"""It convolves with a one-hot kernel per tap: a call with 32x32x32 taps takes half a minute."""
-
-
 def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     """Run it where torch has nothing: one and three axes."""
     geometry = problem.geometry
-    if prod(geometry.block_shape) > UNFOLD_ND_TAPS or not _symmetric(geometry):
+    if prod(geometry.block_shape) > ONE_HOT_TAPS or not _symmetric(geometry):
         return None
     from unfoldNd import foldNd, unfoldNd
 
@@ -651,6 +720,10 @@ PEERS: tuple[Peer, ...] = (
     Peer("gpufold.torch, gradient", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
     Peer("onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
     Peer("openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN),
+    # after OpenVINO, which starts a process at its import: JAX warns of any once it is imported
+    Peer("jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
+    Peer("jax, at[].add", "jax", CPU, _jax_loop, **SUM),
+    Peer("gpufold.jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
     Peer("sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
     Peer("unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
     Peer("numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),

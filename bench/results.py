@@ -69,7 +69,7 @@ class Row:
         return other / ours if ours and other else None
 
 
-OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient", "two passes")
+OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient", "gpufold.jax", "two passes")
 """Rows that are not among the fastest peers: gpufold's own, and those with a gradient."""
 
 
