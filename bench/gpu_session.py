@@ -15,7 +15,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,8 +29,8 @@ NOT_BEGUN, DONE, FAILED, STOPPED, ABSENT = "not begun", "done", "FAILED", "to be
 
 STEP_SECONDS = 8.5 * 60
 """For a step in one go, where machines are lent for ten minutes."""
-GRACE_SECONDS = 15
-"""From SIGTERM to SIGKILL: a measurement saves its last row."""
+LEAST_SECONDS = 30
+"""No step begins where less is left."""
 
 MACHINE = """
 import platform, gpufold
@@ -53,7 +52,6 @@ def end_with_who_started_this():
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)
 threading.Thread(target=end_with_who_started_this, daemon=True).start()
-signal.signal(signal.SIGTERM, lambda *_: None)
 status = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL).wait()
 os._exit(status if status >= 0 else 128 - status)
 """
@@ -99,25 +97,22 @@ class Session:
             )
 
     def finish(self, processes: list[subprocess.Popen[bytes]]) -> bool:
-        """Wait for processes; at the deadline end them, with what they have started, and return False."""
+        """Wait for processes; end those that are there at the deadline, with what they have started, and return False.
+
+        What they have measured until then is saved.
+        """
+        ended = True
         try:
-            for sent, patience in ((None, 0), (signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 2 * GRACE_SECONDS)):
-                for process in processes:
-                    if sent is not None and process.poll() is None:
-                        os.killpg(process.pid, sent)
-                for process in processes:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(max(0.0, self.deadline + patience - time.monotonic()))
-                if all(process.poll() is not None for process in processes):
-                    break
-            for process in processes if sent is not None else ():
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what is left of what it has started
-            return sent is None
-        except KeyboardInterrupt:
-            self.deadline = 0
-            self.finish(processes)
-            raise
+            for process in processes:
+                process.wait(max(0.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            ended = False
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        return ended
 
     def run(self, name: str, *words: str | Path, **variables: str) -> str:
         """Run a Python command; its exit status decides."""
@@ -246,7 +241,7 @@ def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[
     for _ in range(most_steps):
         left = [name for name, step in steps.items() if step["result"] in (NOT_BEGUN, STOPPED)]
         seconds = 60 * minutes - sum(step["seconds"] for step in steps.values())
-        if not left or seconds < 2 * GRACE_SECONDS:
+        if not left or seconds < LEAST_SECONDS:
             break
         name = min(left, key=lambda name: int(steps[name]["goes"]))  # one that was stopped has its next turn last
         step = steps[name]
@@ -254,7 +249,7 @@ def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[
         write_at_once(path, json.dumps(steps, indent=1))
         print(f"{now()} {name}", file=sys.stderr, flush=True)
         start, session.notes = time.monotonic(), []
-        session.deadline = start + min(STEPS[name][0], seconds - GRACE_SECONDS)
+        session.deadline = start + min(STEPS[name][0], seconds)
         step["result"] = STEPS[name][1](session)
         step["note"], step["seconds"] = "; ".join(session.notes), step["seconds"] + time.monotonic() - start
         write_at_once(path, json.dumps(steps, indent=1))

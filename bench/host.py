@@ -1,4 +1,4 @@
-"""Measures what a repeated GPU call costs on the host before the launch, and a call on a small array on the CPU.
+"""Measures what a repeated GPU call costs on the host before the launch, and a call on a frame of sound on the CPU.
 
 CuPy's arrays, allocator and launch are replaced by stand-ins that do nothing, and everything between them is
 gpufold's own: checks, geometry, plan and packed arguments, from their caches. Where torch is installed its tensors are
@@ -15,22 +15,23 @@ from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
 from math import prod
-from statistics import median
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 import gpufold
-from bench.peers import steps
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, show
+from bench.timing import CpuClock, Times, interleave
 from gpufold.compute import launcher
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import H200
 
-SAMPLES, CALLS = 50, 200
+MEASURED_SECONDS = 0.2
+"""For the samples of calls that take turns."""
 
 TRAINED = ((4, 3, 8), (4, 8, 16), (8, 8, 16))
 """Batch, channels and side of images folded from 3x3: small ones, then on both sides of `torch.executing.SMALL`."""
@@ -114,18 +115,16 @@ def stand_in() -> ModuleType:
     return module
 
 
-def seconds_of(call: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Return the time of the first call, and the median time of one that has been made before."""
-    start = counter()
-    call()
-    first = counter() - start
-    samples = []
-    for _ in range(SAMPLES):
-        start = counter()
-        for _ in range(CALLS):
-            call()
-        samples.append((counter() - start) / CALLS)
-    return first, median(samples)
+def in_turns(*calls: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> list[float]:
+    """Return the median time of each call, all of which have been made before."""
+    results: dict[str, Times] = {}
+    clock = CpuClock(counter, pause=lambda seconds: None)
+    interleave({str(number): call for number, call in enumerate(calls)}, clock, MEASURED_SECONDS, results, _raise)
+    return [results[str(number)].median for number in range(len(calls))]
+
+
+def _raise(name: str, error: Exception) -> None:
+    raise error
 
 
 def host(names: list[str], console: Console) -> int:
@@ -152,13 +151,12 @@ def host(names: list[str], console: Console) -> int:
         "what CuPy's allocator and launch cost. A first call plans; it compiles too, which is not counted.",
         highlight=False,
     )
-    frame = seconds_of(_stream())[1]
+    (frame,) = in_turns(_stream())
     console.print(
         f"A stereo frame of 1,024 samples, a new one every 256, takes {frame * 1e6:.1f} µs through a Stitcher without "
         "an end, on NumPy arrays: add and finished.",
         highlight=False,
     )
-    show(console, _on_arrays())
     console.print(f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}")
     console.print(command_line(["host", *(word for name in names for word in ("--problem", name))]), highlight=False)
     return 0
@@ -176,30 +174,11 @@ def _stream() -> Callable[[], Any]:
     return step
 
 
-def _on_arrays() -> list[list[str]]:
-    """Return what repeated calls on small NumPy arrays cost beside the additions that NumPy makes, a tap at a time."""
-    lines = [["NumPy arrays", "repeated µs", "additions µs", "more µs"]]
-    for problem in select(["col2im-tiny", "col2im-least"], quick=False, gpu=False):
-        data = problem.data(problem.dtypes[0])
-        image, columns = np.zeros(problem.output_shape, data.dtype), problem.as_blocks(data)
-        parts = [(image[where], columns[part]) for where, part, _ in steps(problem.geometry, "taps")]
-        repeated, additions = seconds_of(partial(problem, data))[1], seconds_of(partial(_add, image, parts))[1]
-        costs = repeated, additions, repeated - additions
-        lines.append([problem.name, *(f"{cost * 1e6:.1f}" for cost in costs)])
-    return lines
-
-
-def _add(image: Any, parts: list[tuple[Any, Any]]) -> None:
-    image.fill(0)
-    for pixels, terms in parts:
-        np.add(pixels, terms, pixels)
-
-
 def _measure(problem: Problem) -> list[Any]:
     """Return a problem's name and the costs of its first call, of repeated ones, and of those on tensors."""
     call, *others = _calls(problem, gpufold, StandInArray)
-    first, repeated = seconds_of(call)
-    costs = [problem.name, first, repeated, *(seconds_of(other)[1] for other in others)]
+    _, first = CpuClock().first(call)
+    costs = [problem.name, first, *in_turns(call, *others)]
     return [*costs, _on_tensors(problem)] if find_spec("torch") else costs
 
 
@@ -225,19 +204,13 @@ def _on_tensors(problem: Problem) -> float:
         interface = {"version": 3, "data": (next(ADDRESSES), False), "shape": shape, "typestr": np.dtype(dtype).str}
         return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
-    given = {(executing, "is_on_gpu"): lambda tensor: True, (executing, "_stream_of"): lambda tensor: (0, 0)}
-    given[torch.Tensor, "new_empty"] = cache(
-        lambda like, shape, dtype=None: tensor(shape, tensors.name_of(dtype or like.dtype))
-    )
-    kept = [(owner, name, getattr(owner, name)) for owner, name in given]
-    for (owner, name), value in given.items():
-        setattr(owner, name, value)
-    try:
+    new_empty = cache(lambda like, shape, dtype=None: tensor(shape, tensors.name_of(dtype or like.dtype)))
+    with (
+        patch.multiple(executing, is_on_gpu=lambda tensor: True, _stream_of=lambda tensor: (0, 0)),
+        patch.object(torch.Tensor, "new_empty", new_empty),
+    ):
         (call,) = _calls(problem, gpufold.torch, tensor)
-        return seconds_of(call)[1]
-    finally:
-        for owner, name, value in kept:
-            setattr(owner, name, value)
+        return in_turns(call)[0]
 
 
 def _training() -> list[list[str]]:
@@ -258,18 +231,9 @@ def _training() -> list[list[str]]:
             forward(fold).sum().backward()
 
         image = f"{batch}x{channels}x{side}x{side}"
-        calls = max(1, CALLS * 4096 // columns.numel())
         for name, run in ((f"{image}, forward", forward), (f"{image}, forward and backward", backward)):
-            samples: list[tuple[float, ...]] = []
-            for _ in range(SAMPLES):
-                pair = []
-                for fold in (torch.nn.functional.fold, gpufold.torch.fold):
-                    start = time.process_time()
-                    for _ in range(calls):
-                        run(fold)
-                    pair.append((time.process_time() - start) / calls)
-                samples.append((*pair, pair[1] / pair[0]))
-            theirs, ours, ratio = map(median, zip(*samples, strict=True))
-            lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}"])
+            folds = torch.nn.functional.fold, gpufold.torch.fold
+            theirs, ours = in_turns(*(partial(run, fold) for fold in folds), counter=time.process_time)
+            lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ours / theirs:.2f}"])
     torch.set_num_threads(before)
     return lines

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from math import prod
 from typing import Any
 
@@ -18,7 +19,8 @@ import gpufold
 from bench.memory import PeakOf, pool_peak, resident_peak_or_why
 from bench.peers import Call, Peer, absent, installed
 from bench.problems import Problem, forget_device_arrays, itemsize_of, plan_of
-from bench.results import COPY, OURS, Row, Run, commit, now, processor, version
+from bench.regret import VARIANTS
+from bench.results import COPY, OURS, Row, Run, commit, now, processor
 from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
 from gpufold.gpu.plan import Device, Operand
@@ -30,9 +32,9 @@ THREADED_COPY_BYTES = 1 << 20
 PEER_PART = 1 / 4
 """A peer whose call takes longer than this part of a problem's time is timed once, and does not take turns."""
 
-PREPARATION, CHOICE, FREEING = "preparation", "choice", "freeing"
-"""In a row's failures, where it is no candidate that failed: its data or expected result could not be made, the planner
-did not say what `auto` takes, its memory was not given back."""
+PREPARATION, FREEING = "preparation", "freeing"
+"""In a row's failures, where it is no candidate that failed: its data, expected result or plan could not be made, or
+its memory was not given back."""
 
 LEAST_MEMORY = 0.9
 """Of its result's size, for a call that does not keep memory for the next: the operating system counts whole pages."""
@@ -87,15 +89,12 @@ class Bench:
             expected = problem.expected(data)
             copy = self._copy(row.bytes)
             self.clock.first(copy)
+            if self.kind == "gpu":
+                given = Operand(data.shape, tuple(step // data.itemsize for step in data.strides))
+                row.chosen = plan_of(problem, "auto", dtype, device_facts(), given).variant
         except Exception as error:  # out of memory, no such dtype
             self._note(row, PREPARATION, error)
             return
-        if self.kind == "gpu":
-            try:
-                given = Operand(data.shape, tuple(step // data.itemsize for step in data.strides))
-                row.chosen = plan_of(problem, "auto", dtype, device_facts(), given).variant
-            except Exception as error:
-                self._note(row, CHOICE, error)
         calls: dict[str, Callable[[], Any]] = {}
         for name, prepare in self._candidates(problem, data):
             if name in row.failures:
@@ -195,7 +194,6 @@ class Task:
 
     problem: Problem
     dtype: str
-    variants: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -228,8 +226,6 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
         for unfinished in run.rows:
             if unfinished.key == row.key:
                 row.failures = dict(unfinished.failures)
-        bench.variants = task.variants
-        run.variants = list(dict.fromkeys([*run.variants, *task.variants]))
         try:
             bench.measure(task.problem, task.dtype, row)
         except DeviceLostError:
@@ -274,32 +270,33 @@ def device_kind(wanted: str) -> str:
     return "gpu" if count else "cpu"
 
 
-def cpu_bench(threads: int | None, seconds: float, requested: Sequence[str] = ()) -> Bench:
+def cpu_bench(threads: int | None, seconds: float) -> Bench:
     """Prepare for this machine's CPU."""
     gpufold.set_num_threads(threads)
     threads = gpufold.get_num_threads()
     memory, why = resident_peak_or_why()
     notes = ["Freed memory is kept for the next result, for every candidate alike."] if keep_freed_memory() else []
     notes += [f"Memory is not measured here: {why}."] if why else []
-    peers, device = installed("cpu", requested), f"{processor()}, {threads} threads"
-    return Bench("cpu", device, CpuClock(), threads, seconds, peers, memory=memory, notes=notes)
+    peers, device = installed("cpu"), f"{processor()}, {threads} threads"
+    return Bench("cpu", device, CpuClock(), threads, seconds, peers, (), memory, notes)
 
 
-def gpu_bench(seconds: float, requested: Sequence[str] = ()) -> Bench:
+def gpu_bench(seconds: float) -> Bench:
     """Prepare for the current CUDA device."""
     import cupy
 
     name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"].decode()
     device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
-    peers, threads = installed("gpu", requested), gpufold.get_num_threads()
+    peers, threads = installed("gpu"), gpufold.get_num_threads()
     notes = ["The L2 cache is flushed each time."]
-    return Bench("gpu", device, GpuClock(cupy), threads, seconds, peers, memory=pool_peak(cupy), notes=notes)
+    return Bench("gpu", device, GpuClock(cupy), threads, seconds, peers, VARIANTS, pool_peak(cupy), notes)
 
 
 def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[str, Any]) -> Run:
     """Describe a run before anything is measured."""
     versions = {"python": platform.python_version(), "gpufold": gpufold.__version__, "numpy": np.__version__}
-    versions |= {peer.distribution: version(peer.distribution) for peer in bench.peers if peer.distribution}
+    others = {peer.module for peer in bench.peers} - {"gpufold", "cupy", "cupyx"}
+    versions |= {name: version(name) for name in sorted(others)}
     versions |= {"cupy": bench.library.__version__} if bench.kind == "gpu" else {}
     names = absent(bench.kind)
     return Run(
@@ -311,7 +308,7 @@ def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[
         command=command,
         date=now(),
         peers=[peer.name for peer in bench.peers],
-        variants=[],
+        variants=list(bench.variants),
         notes=bench.notes + ([f"Not installed here, and so not measured: {'; '.join(names)}."] if names else []),
         options=options,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+import timeit
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,12 +19,15 @@ import gpufold
 from bench.clients import client
 from bench.problems import (
     AT_POSITIONS,
-    BLOCK_OPERATIONS,
     TAKING_APART,
     Problem,
+    cropped,
     library_of,
+    padded,
+    pads_of,
+    permuted,
     pixels,
-    transposed,
+    space_of,
 )
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
@@ -47,8 +50,8 @@ class Peer:
     """One library, or one way to write the operation with it, and the problems that it serves."""
 
     name: str
-    distribution: str
     module: str
+    """What it is imported as, which is also the name of its distribution."""
     devices: tuple[str, ...]
     prepare: Callable[[Problem, Any, int], Call | None]
     """Makes the call for a problem, its data (a NumPy or CuPy array) and a number of CPU threads; None: no such call.
@@ -64,8 +67,6 @@ class Peer:
     """Whether sliding blocks may be averaged or weighed."""
     zero_dilation: bool = False
     """Whether it takes dilations of 0, as only gpufold and OpenVINO do."""
-    on_request: bool = False
-    """Whether it is measured only where it is named, for it takes minutes before it is timed."""
 
     @property
     def installed(self) -> bool:
@@ -91,31 +92,8 @@ def _along(geometry: SlidingGeometry, name: str) -> tuple[int, ...]:
     return tuple(getattr(axis, name) for axis in geometry.axes)
 
 
-def _pads(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
-    if isinstance(geometry, SpaceGeometry):
-        return list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
-    return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
-
-
 def _symmetric(geometry: SlidingGeometry) -> bool:
-    return all(begin == end for begin, end in _pads(geometry))
-
-
-def _padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
-    """Return an array or tensor with zeros around its last axes; itself where none are added."""
-    pads = _pads(geometry)
-    if not any(map(any, pads)):
-        return array
-    library = library_of(array)
-    if library.__name__ == "torch":
-        return library.nn.functional.pad(array, [pad for pair in reversed(pads) for pad in pair])
-    return library.pad(array, [(0, 0)] * (array.ndim - len(pads)) + pads)
-
-
-def _cropped(padded: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
-    """View the last axes of a padded image without what is around it."""
-    sizes = geometry.space_size if isinstance(geometry, SpaceGeometry) else geometry.image_size
-    return padded[(..., *(slice(begin, begin + size) for (begin, _), size in zip(_pads(geometry), sizes, strict=True)))]
+    return all(begin == end for begin, end in pads_of(geometry))
 
 
 def _divided(image: Any, divisor: Any) -> Any:
@@ -133,27 +111,28 @@ def _powers(problem: Problem, weights: Any) -> Any:
 
 def _composition(problem: Problem, data: Any, threads: int) -> Call:
     """Copy a sliding window view, or reshape, transpose, copy and slice: moves in one array operation."""
-    return Call(partial(_permuted if problem.operation in SPACE else _windows, problem, data))
+    return Call(partial(permuted if problem.operation in SPACE else _windows, problem, data))
 
 
 def _two_passes(problem: Problem, data: Any, threads: int) -> Call:
-    """Let gpufold fold twice, as if it could not fuse: weighed columns, and the weights of one plane."""
-    geometry, library = problem.geometry, library_of(data)
-    weights = library.asarray(problem.block_weights().reshape(-1, 1))
-    power = _powers(problem, weights)
+    """Let gpufold fold twice, as if it could not fuse."""
+    weights = library_of(data).asarray(problem.block_weights().reshape(-1, 1))
     fold = partial(gpufold.col2im, **replace(problem, operation="col2im").arguments)
+    return Call(lambda: _average(problem, data, weights, fold))
 
-    def run() -> Any:
-        columns = problem.as_columns(data)
-        if problem.window:
-            by_channel = columns.reshape(geometry.planes, weights.size, columns.shape[-1])
-            columns = (by_channel * weights).reshape(columns.shape)
-        image = fold(columns)
-        if problem.reduction == "sum":
-            return image
-        return _divided(image, fold(library.broadcast_to(power, (1, power.size, columns.shape[-1]))))
 
-    return Call(run)
+def _average(problem: Problem, data: Any, weights: Any, fold: Callable[[Any], Any]) -> Any:
+    """Fold weighed columns, and divide by the fold of the weights of one plane."""
+    geometry, columns = problem.geometry, problem.as_columns(data)
+    blocks = columns.shape[-1]
+    if problem.window:
+        by_channel = columns.reshape(geometry.planes, len(weights), blocks)
+        columns = (by_channel * weights).reshape(columns.shape)
+    image = fold(columns)
+    if problem.reduction != "sum":
+        power = library_of(data).broadcast_to(_powers(problem, weights), (1, len(weights), blocks))
+        image = _divided(image, fold(power))
+    return image.reshape(geometry.image_shape)
 
 
 LOOPED_BLOCKS = 4096
@@ -162,90 +141,85 @@ LOOPED_BLOCKS = 4096
 LOOPED_STEPS = 1 << 18
 """Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
 
-COMPILED_STEPS = 16
-"""Steps of a loop that is compiled with each of its steps, at most."""
-
 LOOPED_TIMES = 16
 """How many times the steps of the shorter loop the other one may have to be tried: beyond it is not the faster one."""
 
 
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy or CuPy writes."""
-    geometry, library = problem.geometry, library_of(data)
-    if problem.operation in AT_POSITIONS:
-        return _loop_over_positions(problem, data)
+    """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy writes."""
+    geometry = problem.geometry
     if isinstance(geometry, SpaceGeometry):
-        return Call(lambda: _loop_over_offsets(problem.operation, geometry, data, library))
-    if problem.operation in TAKING_APART:
-        loops = [partial(_take_apart, problem, data, library, over) for over in ("blocks", "taps")]
+        return Call(lambda: _loop_over_offsets(problem.operation, geometry, data))
+    moves, counts = [partial(_by_blocks, geometry)], [prod(geometry.num_blocks)]
+    if problem.operation in AT_POSITIONS:
+        moves = [partial(_at_positions, geometry, problem.positions().tolist())]
     else:
-        weights = library.asarray(problem.block_weights())
-        loops = [partial(_put_together, problem, data, library, weights, over) for over in ("blocks", "taps")]
-    counts = prod(geometry.num_blocks), prod(geometry.block_shape)
+        moves.append(partial(_by_taps, geometry))
+        counts.append(prod(geometry.block_shape))
+    run = _take_apart if problem.operation in TAKING_APART else _put_together
+    loops = [partial(run, problem, data, problem.block_weights(), each) for each in moves]
     most = min(LOOPED_STEPS, LOOPED_TIMES * min(counts) - 1)
     possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= most]
     if len(possible) > 1:
-        possible.sort(key=partial(_seconds, library))
+        possible.sort(key=_seconds)
     return Call(possible[0]) if possible else None
 
 
-def _seconds(library: Any, call: Callable[[], Any]) -> float:
-    """Return what the faster of two calls takes."""
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        call()
-        if library is not np:
-            library.cuda.runtime.deviceSynchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def _seconds(call: Callable[[], Any]) -> float:
+    return min(timeit.repeat(call, repeat=2, number=1))
 
 
-def steps(geometry: SlidingGeometry, over: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield indices of the padded image, of blocks (N, C, *blocks, *taps) and of a block's taps, for each addition."""
-    if over == "blocks":
-        for block in np.ndindex(geometry.num_blocks):
-            begins = [(number * axis.stride, axis) for number, axis in zip(block, geometry.axes, strict=True)]
-            spans = (slice(begin, begin + axis.dilated_kernel, axis.dilation) for begin, axis in begins)
-            yield (..., *spans), (slice(None), slice(None), *block), ...
-    else:
-        for tap in np.ndindex(geometry.block_shape):
-            begins = [(number * axis.dilation, axis) for number, axis in zip(tap, geometry.axes, strict=True)]
-            spans = (slice(begin, begin + axis.stride * (axis.blocks - 1) + 1, axis.stride) for begin, axis in begins)
-            yield (..., *spans), (..., *tap), tap
+Moves: TypeAlias = Iterator[tuple[Any, Any, Any]]
+"""Indices of the padded image, of blocks (N, C, *blocks, *taps) and of a block's taps, for each step of a loop."""
 
 
-def _as_blocks(problem: Problem, columns: Any) -> Any:
-    """View columns as blocks; blocks as they are."""
-    return columns if problem.operation in BLOCK_OPERATIONS else problem.as_blocks(columns)
+def _by_blocks(geometry: SlidingGeometry) -> Moves:
+    for block in np.ndindex(geometry.num_blocks):
+        begins = [(number * axis.stride, axis) for number, axis in zip(block, geometry.axes, strict=True)]
+        spans = (slice(begin, begin + axis.dilated_kernel, axis.dilation) for begin, axis in begins)
+        yield (..., *spans), (slice(None), slice(None), *block), ...
 
 
-def _put_together(problem: Problem, data: Any, library: Any, weights: Any, over: str) -> Any:
-    geometry, blocks = problem.geometry, _as_blocks(problem, data)
-    padded = _along(geometry, "padded_size")
-    image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
-    if not problem.fused:
-        for where, part, _ in steps(geometry, over):
-            image[where] += blocks[part]
-        return _cropped(image, geometry)
-    divisor, power = library.zeros(padded, weights.dtype), _powers(problem, weights)
-    for where, part, taps in steps(geometry, over):
+def _by_taps(geometry: SlidingGeometry) -> Moves:
+    for tap in np.ndindex(geometry.block_shape):
+        begins = [(number * axis.dilation, axis) for number, axis in zip(tap, geometry.axes, strict=True)]
+        spans = (slice(begin, begin + axis.stride * (axis.blocks - 1) + 1, axis.stride) for begin, axis in begins)
+        yield (..., *spans), (..., *tap), tap
+
+
+def _at_positions(geometry: SlidingGeometry, places: list[list[int]]) -> Moves:
+    """Clip block after block: what ptychography codes and nnU-Net write."""
+    for number, place in enumerate(places):
+        axes = list(zip(place, geometry.block_shape, geometry.image_size, strict=True))
+        spans = (slice(max(first, 0), min(first + taps, size)) for first, taps, size in axes)
+        taps = (..., *(slice(max(-first, 0), min(taps, size - first)) for first, taps, size in axes))
+        yield (..., *spans), (number, *taps), taps
+
+
+def _put_together(problem: Problem, data: Any, weights: Any, moves: Callable[[], Moves]) -> Any:
+    geometry = problem.geometry
+    blocks = problem.as_blocks(data) if problem.operation == "col2im" else data
+    size = _along(geometry, "padded_size")
+    image = np.zeros((geometry.batch, geometry.channels, *size), data.dtype)
+    divisor, power = np.zeros(size, weights.dtype), _powers(problem, weights)
+    for where, part, taps in moves():
         image[where] += blocks[part] * weights[taps] if problem.window else blocks[part]
-        divisor[where] += power[taps]
-    image, divisor = _cropped(image, geometry), _cropped(divisor, geometry)
-    return image if problem.reduction == "sum" else _divided(image, divisor)
+        if problem.reduction != "sum":
+            divisor[where] += power[taps]
+    image = cropped(image, geometry)
+    return image if problem.reduction == "sum" else _divided(image, cropped(divisor, geometry))
 
 
-def _take_apart(problem: Problem, image: Any, library: Any, over: str) -> Any:
-    padded = _padded(image, problem.geometry)
-    result = library.empty(problem.output_shape, image.dtype)
-    blocks = _as_blocks(problem, result)
-    for where, part, _ in steps(problem.geometry, over):
-        blocks[part] = padded[where]
+def _take_apart(problem: Problem, image: Any, weights: Any, moves: Callable[[], Moves]) -> Any:
+    image = padded(image, problem.geometry)
+    result = np.zeros(problem.output_shape, image.dtype)
+    blocks = problem.as_blocks(result) if problem.operation == "im2col" else result
+    for where, part, taps in moves():
+        blocks[part] = image[where] * weights[taps] if problem.window else image[where]
     return result
 
 
-def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
+def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> Any:
     """Copy the images of one offset in the blocks after another's."""
     split = *geometry.block, geometry.batch, *geometry.grid
     offsets = [
@@ -253,46 +227,14 @@ def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any, libra
         for offset in np.ndindex(geometry.block)
     ]
     if operation == "batch_to_space":
-        space, batch = library.empty(_padded_space(geometry), data.dtype), data.reshape(split)
+        space, batch = np.empty(space_of(geometry), data.dtype), data.reshape(split)
         for offset, where in offsets:
             space[where] = batch[offset]
-        return _cropped(space, geometry)
-    space, batch = _padded(data, geometry), library.empty(split, data.dtype)
+        return cropped(space, geometry)
+    space, batch = padded(data, geometry), np.empty(split, data.dtype)
     for offset, where in offsets:
         batch[offset] = space[where]
     return batch.reshape(geometry.batch_shape)
-
-
-def _padded_space(geometry: SpaceGeometry) -> tuple[int, ...]:
-    return geometry.batch, *(count * block for count, block in zip(geometry.grid, geometry.block, strict=True))
-
-
-def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
-    """Add block after block, clipped, into an array, or copy them out: what ptychography codes and nnU-Net write."""
-    geometry, library = problem.geometry, library_of(data)
-    if prod(geometry.num_blocks) > LOOPED_STEPS:
-        return None
-    places, size = problem.positions().tolist(), geometry.image_size
-    weights = library.asarray(problem.block_weights()) if problem.window else None
-
-    def run() -> Any:
-        takes = problem.operation == "take_blocks"
-        result = library.zeros(problem.output_shape, data.dtype)
-        image, blocks = (data, result) if takes else (result, data)
-        for block, place in zip(blocks, places, strict=True):
-            spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.block_shape, size, strict=True)]
-            where = (..., *(slice(*span) for span in spans))
-            taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
-            terms = image[where] if takes else block[taps]
-            if weights is not None:
-                terms = terms * weights[taps]
-            if takes:
-                block[taps] = terms
-            else:
-                image[where] += terms
-        return result
-
-    return Call(run)
 
 
 def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -313,31 +255,13 @@ def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
 def _windows(problem: Problem, image: Any) -> Any:
     geometry, rank = problem.geometry, len(problem.geometry.axes)
     spans, spatial = _along(geometry, "dilated_kernel"), tuple(range(2, 2 + rank))
-    views = library_of(image).lib.stride_tricks.sliding_window_view(_padded(image, geometry), spans, spatial)
+    views = library_of(image).lib.stride_tricks.sliding_window_view(padded(image, geometry), spans, spatial)
     slices = [slice(None, None, step) for name in ("stride", "dilation") for step in _along(geometry, name)]
     blocks = views[(slice(None), slice(None), *slices)]
     if problem.operation == "array_to_blocks":
         return blocks.copy()
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
     return blocks.transpose(order).copy().reshape(geometry.columns_shape)
-
-
-def _permuted(problem: Problem, data: Any) -> Any:
-    """Split the axes of an array or a tensor, and copy it in another order."""
-    geometry, rank = problem.geometry, len(problem.geometry.block)
-
-    def copied(array: Any, order: Sequence[int]) -> Any:
-        view = transposed(array, order)
-        return view.contiguous() if hasattr(view, "contiguous") else view.copy()
-
-    if problem.operation == "batch_to_space":
-        blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
-        order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
-        return _cropped(copied(blocks, order).reshape(_padded_space(geometry)), geometry)
-    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
-    blocks = _padded(data, geometry).reshape(geometry.batch, *split)
-    order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return copied(blocks, order).reshape(geometry.batch_shape)
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
@@ -395,7 +319,7 @@ def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, c
 
 def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
     """Fold in Triton, which tunes itself at the first call."""
-    geometry, tensor = problem.geometry, _tensor(data)
+    geometry, tensor = problem.geometry, _tensor(data, threads)
     if prod(geometry.block_shape) > EVERY_TAP or not tensor.is_cuda:
         return None
     from bench.triton_fold import fold
@@ -407,18 +331,11 @@ def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Overlap-add as the inverse of a short-time Fourier transform, with a rectangular window for a plain sum.
-
-    Its time holds the inverse transforms too; the mean that it gives becomes the sum again outside of it.
-    """
-    geometry, library, fused = problem.geometry, library_of(data), problem.fused
+    """Invert a short-time Fourier transform: its time holds the inverse transforms of the frames too."""
+    geometry, library = problem.geometry, library_of(data)
     (axis,) = geometry.axes
-    trims = fused and axis.pad_begin == axis.pad_end == axis.kernel // 2 and axis.size % axis.stride == 0
-    if not trims and (axis.pad_begin or axis.pad_end):
-        return None
-    if axis.dilation != 1 or axis.stride > axis.kernel:
-        return None
-    if fused and (problem.window, problem.reduction) != ("hann", "least_squares"):
+    inverts = (problem.window, problem.reduction) == ("hann", "least_squares") and axis.size % axis.stride == 0
+    if not inverts or not axis.pad_begin == axis.pad_end == axis.kernel // 2:
         return None
     if library is np:
         from scipy.signal import istft
@@ -428,23 +345,20 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     segments = data.reshape(geometry.planes, axis.kernel, axis.blocks)
     spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64))
     spectra /= library.asarray(problem.weights()[0].sum(), data.dtype)  # as stft scales them
-    count = library.zeros(axis.size, data.dtype)
-    for block in range(axis.blocks):
-        count[block * axis.stride : block * axis.stride + axis.kernel] += 1
     options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
-
-    def as_sums(answer: Any) -> Any:
-        if fused:
-            return answer.reshape(geometry.image_shape)
-        mean = library.zeros((geometry.planes, axis.size), data.dtype)
-        mean[:, : answer.shape[-1]] = answer
-        return library.rint(mean * count).astype(data.dtype).reshape(geometry.image_shape)
-
-    window = problem.window or "boxcar"
-    return Call(lambda: istft(spectra, window=window, boundary=trims, **options)[1], as_sums)
+    return Call(
+        lambda: istft(spectra, window="hann", **options)[1], lambda answer: answer.reshape(geometry.image_shape)
+    )
 
 
 # ---- JAX
+
+
+ONE_HOT_TAPS = 4096
+"""Taps of a convolution with a one-hot kernel for each: a call of unfoldNd with 32x32x32 takes half a minute."""
+
+COMPILED_TAPS = 16
+"""Taps of a fold by JAX at most: at[].add compiles a step for each, and the transpose for 3x3x3 takes 20 seconds."""
 
 
 def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
@@ -457,44 +371,42 @@ def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
     return Call(lambda: compiled(array).block_until_ready(), np.asarray)
 
 
-def _jax(problem: Problem, data: Any, threads: int) -> Call:
+def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
     """Take patches by a convolution with ones, and put them together by its transpose, as JAX's documents do."""
     from jax import linear_transpose
     from jax.lax import Precision, conv_general_dilated_patches
 
-    geometry = problem.geometry
+    geometry, takes = problem.geometry, problem.operation == "im2col"
+    if prod(geometry.block_shape) > (ONE_HOT_TAPS if takes else COMPILED_TAPS):
+        return None
+    options = {"window_strides": _along(geometry, "stride"), "rhs_dilation": _along(geometry, "dilation")}
 
     def patches(image: Any) -> Any:
         found = conv_general_dilated_patches(
-            image,
-            geometry.block_shape,
-            _along(geometry, "stride"),
-            _pads(geometry),
-            rhs_dilation=_along(geometry, "dilation"),
-            precision=Precision.HIGHEST,
+            image, geometry.block_shape, padding=pads_of(geometry), precision=Precision.HIGHEST, **options
         )
         return found.reshape(geometry.columns_shape)
 
-    image = np.zeros(geometry.image_shape, data.dtype)
-    if problem.operation == "im2col":
+    if takes:
         return _in_jax(data, threads, patches)
+    image = np.zeros(geometry.image_shape, data.dtype)
     return _in_jax(data, threads, lambda columns: linear_transpose(patches, image)(columns)[0])
 
 
 def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Add the blocks of one tap after another's by at[].add, where they are few enough to be compiled."""
+    """Add the blocks of one tap after another's by at[].add."""
+    from jax import numpy
+
     geometry = problem.geometry
-    if prod(geometry.block_shape) > COMPILED_STEPS:
+    if prod(geometry.block_shape) > COMPILED_TAPS:
         return None
     shape = geometry.batch, geometry.channels, *_along(geometry, "padded_size")
 
     def run(columns: Any) -> Any:
-        from jax import numpy
-
-        image, blocks = numpy.zeros(shape, columns.dtype), _as_blocks(problem, columns)
-        for where, part, _ in steps(geometry, "taps"):
+        image, blocks = numpy.zeros(shape, columns.dtype), problem.as_blocks(columns)
+        for where, part, _ in _by_taps(geometry):
             image = image.at[where].add(blocks[part])
-        return _cropped(image, geometry).reshape(problem.output_shape)
+        return cropped(image, geometry)
 
     return _in_jax(data, threads, run)
 
@@ -514,9 +426,11 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
 # ---- torch
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: Any, threads: int) -> Any:
+    """View an array as a tensor, and let torch have so many threads of the CPU."""
     import torch
 
+    torch.set_num_threads(threads)
     if array.dtype.name == "bfloat16":
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
@@ -545,17 +459,20 @@ def _options_of_torch(geometry: SlidingGeometry, rank: int) -> dict[str, tuple[i
 
 def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Return F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
-    import torch.nn.functional as functional
+    import torch
+    from torch.nn import functional
 
     geometry = problem.geometry
     if isinstance(geometry, SpaceGeometry):
-        return lambda tensor: _permuted(problem, tensor).contiguous()
+        return lambda tensor: permuted(problem, tensor).contiguous()
     if not _symmetric(geometry) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     shape, picture = problem.output_shape, (1, *geometry.image_size)[-2:]
     options = _options_of_torch(geometry, 2)
     if problem.fused:
-        return _torch_average(problem, tensor.device, partial(functional.fold, output_size=picture, **options))
+        weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=tensor.device)
+        fold = partial(functional.fold, output_size=picture, **options)
+        return lambda tensor: _average(problem, tensor, weights, fold)
     if problem.operation not in TAKING_APART:
         return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
 
@@ -564,26 +481,6 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
         return columns if problem.operation == "im2col" else problem.as_blocks(columns)
 
     return unfold
-
-
-def _torch_average(problem: Problem, device: Any, fold: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
-    import torch
-
-    geometry, blocks = problem.geometry, prod(problem.geometry.num_blocks)
-    weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=device)
-    power, weights_of_channels = _powers(problem, weights), weights.repeat(geometry.channels, 1)
-
-    def run(tensor: Any) -> Any:
-        columns = problem.as_columns(tensor)
-        if problem.window:
-            columns = columns * weights_of_channels
-        image = fold(columns)
-        if problem.reduction != "sum":
-            image = _divided(image, fold(power.expand(-1, blocks)[None]))
-        return image.reshape(geometry.image_shape)
-
-    return run
 
 
 def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
@@ -597,25 +494,17 @@ def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
     return lambda tensor: problem.call(function, tensor, tensor.new_zeros, given)
 
 
-def _on_tensors(make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int) -> Call | None:
-    """Time what is made to run on a tensor."""
+def _on_tensors(
+    make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int, gradient: bool = False
+) -> Call | None:
+    """Time what is made to run on a tensor: as it is, or with the gradient of its sum."""
     import torch
 
-    tensor = _tensor(data)
+    tensor = _tensor(data, threads)
     run = make(problem, tensor)
-    torch.set_num_threads(threads)
-    return None if run is None else Call(lambda: run(tensor), _from_tensor(data))
-
-
-def _with_gradient(make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int) -> Call | None:
-    """Time it with the gradient of its sum."""
-    import torch
-
-    leaf = _tensor(data).detach().requires_grad_()
-    run = make(problem, leaf.detach())
-    torch.set_num_threads(threads)
-    if run is None:
-        return None
+    if run is None or not gradient:
+        return run and Call(lambda: run(tensor), _from_tensor(data))
+    leaf = tensor.detach().requires_grad_()
 
     def both() -> Any:
         result = run(leaf)
@@ -625,41 +514,14 @@ def _with_gradient(make: Callable[[Problem, Any], Any], problem: Problem, data: 
     return Call(both, _from_tensor(data))
 
 
-def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else a pool of as many processes as cores
-    import torch
-    import torch._dynamo.utils
-
-    tensor = _tensor(data)
-    run = _torch_run(problem, tensor)
-    if run is None:
-        return None
-    # Every problem's function shares one code object, of which Dynamo compiles a few and runs the others as they are.
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    compiled = torch.compile(run, dynamic=False, fullgraph=True)
-    compiled(tensor)
-    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    if graphs != 1 or breaks:
-        raise RuntimeError(f"torch.compile ran the function in {graphs} graphs with {breaks} breaks, not in one graph")
-    return Call(lambda: compiled(tensor), _from_tensor(data))
-
-
-UNFOLD_ND_TAPS = 4096
-"""It convolves with a one-hot kernel per tap: a call with 32x32x32 taps takes half a minute."""
-
-
 def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     """Run it where torch has nothing: one and three axes."""
     geometry = problem.geometry
-    if prod(geometry.block_shape) > UNFOLD_ND_TAPS or not _symmetric(geometry):
+    if prod(geometry.block_shape) > ONE_HOT_TAPS or not _symmetric(geometry):
         return None
-    import torch
     from unfoldNd import foldNd, unfoldNd
 
-    torch.set_num_threads(threads)
-    tensor, options = _tensor(data), _options_of_torch(geometry, len(geometry.axes))
+    tensor, options = _tensor(data, threads), _options_of_torch(geometry, len(geometry.axes))
     if problem.operation == "col2im":
         return Call(lambda: foldNd(tensor, geometry.image_size, **options), _from_tensor(data))
     return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
@@ -668,14 +530,14 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
 # ---- clients: libraries that stitch, by the code that they are published with
 
 
-def _tiles(problem: Problem, data: Any) -> dict[tuple[int, ...], Any] | None:
+def _tiles(problem: Problem, data: Any, threads: int) -> dict[tuple[int, ...], Any] | None:
     """Return the averaged tiles of one image as clients see them, (1, channels, *tile), by their first elements."""
     geometry = problem.geometry
     if problem.reduction != "mean" or geometry.batch != 1 or prod(geometry.num_blocks) > LOOPED_BLOCKS:
         return None
     if any(axis.stride > axis.kernel for axis in geometry.axes):
         return None
-    tensor, blocks = _tensor(data), np.ndindex(*geometry.num_blocks)
+    tensor, blocks = _tensor(data, threads), np.ndindex(*geometry.num_blocks)
     places = map(tuple, problem.positions().tolist())
     return {place: tensor[(slice(None), slice(None), *block)] for place, block in zip(places, blocks, strict=True)}
 
@@ -688,10 +550,10 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
     """
     import torch
 
-    geometry, tiles = problem.geometry, _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     if tiles is None:
         return None
-    inferers, tensor = client("monai.inferers"), _tensor(data)
+    inferers, tensor = client("monai.inferers"), _tensor(data, threads)
     picture = tensor.new_zeros((1, 1, *geometry.image_size))
     window = torch.as_tensor(problem.block_weights(), device=tensor.device)
     overlap = [max(0, 1 - (axis.stride + 0.5) / axis.kernel) for axis in geometry.axes]  # it rounds the stride down
@@ -702,16 +564,15 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
             picture, geometry.block_shape, 1, lambda tile: next(answers).clone(), overlap, roi_weight_map=window
         )
 
-    torch.set_num_threads(threads)
     return Call(run, _from_tensor(data))
 
 
 def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
     """Stitch by gpufold.map_tiles, one tile at a time in place of what a network gives, as MONAI does."""
-    geometry, tiles = problem.geometry, _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     if tiles is None:
         return None
-    picture = _tensor(data).new_zeros((1, *geometry.image_size))
+    picture = _tensor(data, threads).new_zeros((1, *geometry.image_size))
     strides, window = _along(geometry, "stride"), problem.weights() if problem.window else None
 
     def run() -> Any:
@@ -727,7 +588,7 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
     """Aggregate tiles of a volume as TorchIO does, with the problem's window in place of Hann's."""
     import torch
 
-    geometry, tiles = problem.geometry, _tiles(problem, data)
+    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     overlap = [axis.kernel - axis.stride for axis in geometry.axes]
     if tiles is None or any(each % 2 for each in overlap):  # it takes no odd ones
         return None
@@ -744,7 +605,6 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
             aggregator.add_batch(tile, location)
         return aggregator.get_output_tensor()[None]
 
-    torch.set_num_threads(threads)
     return Call(run, _from_tensor(data))
 
 
@@ -758,7 +618,7 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
     if problem.window or geometry.planes != 1:
         return None
-    processing, tensor = client("ptychi.image_proc"), _tensor(data)
+    processing, tensor = client("ptychi.image_proc"), _tensor(data, threads)
     logging.getLogger().setLevel(logging.ERROR)
     centres = torch.as_tensor(problem.positions() + (np.array(geometry.block_shape) - 1) / 2, device=tensor.device)
 
@@ -770,7 +630,6 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
         picture = tensor.reshape(geometry.image_size)
         return processing.extract_patches_fourier_shift(picture, centres, geometry.block_shape, pad=0)
 
-    torch.set_num_threads(threads)
     run = place if problem.operation == "add_blocks" else extract
     return Call(run, lambda answer: _from_tensor(data)(answer.contiguous()).reshape(problem.output_shape))
 
@@ -779,38 +638,27 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
-    import onnx
     import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import checker, parser
 
-    geometry = problem.geometry
-    element = TensorProto.FLOAT if data.dtype.name == "float32" else TensorProto.FLOAT16
-    begins, ends = zip(*_pads(geometry), strict=True)
-    node = helper.make_node(
-        "Col2Im",
-        ["input", "image_shape", "block_shape"],
-        ["output"],
-        dilations=_along(geometry, "dilation"),
-        pads=[*begins, *ends],
-        strides=_along(geometry, "stride"),
-    )
-    shapes = [
-        numpy_helper.from_array(np.array(sizes, np.int64), name)
-        for name, sizes in (("image_shape", geometry.image_size), ("block_shape", geometry.block_shape))
-    ]
-    graph = helper.make_graph(
-        [node],
-        "col2im",
-        [helper.make_tensor_value_info("input", element, geometry.columns_shape)],
-        [helper.make_tensor_value_info("output", element, problem.output_shape)],
-        shapes,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
+    geometry, element = problem.geometry, {"float32": "float", "float16": "float16"}[data.dtype.name]
+    names = ("dilation", "stride", "pad_begin", "pad_end")
+    dilations, strides, begins, ends = (list(_along(geometry, name)) for name in names)
+    rank, pads = len(begins), begins + ends
+    size, taps = (", ".join(map(str, sizes)) for sizes in (geometry.image_size, geometry.block_shape))
+    model = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        fold ({element}{list(geometry.columns_shape)} columns) => ({element}{list(problem.output_shape)} image)
+        <int64[{rank}] size = {{{size}}}, int64[{rank}] taps = {{{taps}}}>
+        {{
+            image = Col2Im <dilations = {dilations}, pads = {pads}, strides = {strides}> (columns, size, taps)
+        }}
+    """)
+    checker.check_model(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return Call(lambda: session.run(None, {"input": problem.as_columns(data)})[0])
+    return Call(lambda: session.run(None, {"columns": problem.as_columns(data)})[0])
 
 
 def _openvino(problem: Problem, data: Any, threads: int) -> Call:
@@ -862,51 +710,44 @@ ON_GRIDS = (*SUMS, *VIEWS)
 PLAIN, AVERAGE = {"fused": (False,)}, {"fused": (True,)}
 SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_array",), **AVERAGE}
 NAIVE, BATCHED = partial(_gather, "naive_gather", np.int32, 3), partial(_gather, "batched_gather", np.int64, 2)
-OF_FLOATS = {"dtypes": FLOATS, "zero_dilation": True}
+GRADIENT, OF_FLOATS = partial(_on_tensors, gradient=True), {"dtypes": FLOATS, "zero_dilation": True}
 REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
 PEERS: tuple[Peer, ...] = (
-    Peer("torch", "torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
-    Peer("gpufold.torch", "torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
-    Peer("torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _torch_run), ON_GRIDS, (1, 2), FLOATS),
-    Peer("gpufold.torch, gradient", "torch", "torch", BOTH, partial(_with_gradient, _gpufold_torch_run), **OF_FLOATS),
-    Peer("jax", "jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
-    Peer("jax, at[].add", "jax", "jax", CPU, _jax_loop, SUMS, **PLAIN),
-    Peer("gpufold.jax", "jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
-    Peer("onnxruntime", "onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
-    Peer(
-        "openvino", "openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN
-    ),
-    Peer("sigpy", "sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
-    Peer("unfoldNd", "unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
-    Peer("numpy", "numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
-    Peer("istft", "scipy", "scipy", CPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
-    Peer("istft", "", "cupyx", GPU, _istft, ("col2im",), (1,), ("float16", "float32", "float64")),
-    Peer("two passes", "", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
-    Peer("MONAI", "monai", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
-    Peer("gpufold.map_tiles", "torch", "torch", BOTH, _map_tiles, **TILES),
-    Peer("TorchIO", "torchio", "torchio", CPU, _torchio, axes=(3,), **TILES),
-    Peer("pty-chi", "ptychi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
-    Peer("loop", "numpy", "numpy", CPU, _loop),
-    Peer("loop", "", "cupy", GPU, _loop, on_request=True),
-    Peer("add.at", "numpy", "numpy", CPU, _add_at, ("add_blocks",)),
-    Peer("add.at", "", "cupy", GPU, _add_at, ("add_blocks",)),
-    Peer("torch.compile", "torch", "torch", GPU, _torch_compile, (*SLIDING, *SPACE), (1, 2), on_request=True, **PLAIN),
-    Peer("Triton", "triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
-    Peer("naive gather", "", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
-    Peer("batched gather", "", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
-    Peer("cupy", "", "cupy", GPU, _composition, VIEWS, **PLAIN),
-    Peer("scatter_add", "", "cupyx", GPU, _scatter_add, **SUM),
+    Peer("torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
+    Peer("gpufold.torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
+    Peer("torch, gradient", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2), FLOATS),
+    Peer("gpufold.torch, gradient", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
+    Peer("onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
+    Peer("openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN),
+    # after OpenVINO, which starts a process at its import: JAX warns of any once it is imported
+    Peer("jax", "jax", CPU, _jax, SLIDING, dtypes=FLOATS + COMPLEX, **PLAIN),
+    Peer("jax, at[].add", "jax", CPU, _jax_loop, **SUM),
+    Peer("gpufold.jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
+    Peer("sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
+    Peer("unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
+    Peer("numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
+    Peer("istft", "scipy", CPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
+    Peer("istft", "cupyx", GPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
+    Peer("two passes", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
+    Peer("MONAI", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
+    Peer("gpufold.map_tiles", "torch", BOTH, _map_tiles, **TILES),
+    Peer("TorchIO", "torchio", CPU, _torchio, axes=(3,), **TILES),
+    Peer("pty-chi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
+    Peer("loop", "numpy", CPU, _loop),
+    Peer("add.at", "numpy", CPU, _add_at, ("add_blocks",)),
+    Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",)),
+    Peer("Triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
+    Peer("naive gather", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
+    Peer("batched gather", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
+    Peer("cupy", "cupy", GPU, _composition, VIEWS, **PLAIN),
+    Peer("scatter_add", "cupyx", GPU, _scatter_add, **SUM),
 )
 
 
-def installed(device: str, requested: Sequence[str] = ()) -> list[Peer]:
-    """Return the peers that this machine has for a device, of those on request the ones that are named."""
-    wanted = [peer for peer in PEERS if device in peer.devices and (not peer.on_request or peer.name in requested)]
-    if unknown := set(requested) - {peer.name for peer in PEERS if device in peer.devices and peer.on_request}:
-        names = ", ".join(peer.name for peer in PEERS if device in peer.devices and peer.on_request) or "none"
-        raise ValueError(f"peers that are measured on request on a {device} are {names}, not {', '.join(unknown)}")
-    return [peer for peer in wanted if peer.installed]
+def installed(device: str) -> list[Peer]:
+    """Return the peers that this machine has for a device."""
+    return [peer for peer in PEERS if device in peer.devices and peer.installed]
 
 
 def absent(device: str) -> list[str]:

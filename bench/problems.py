@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -255,25 +254,24 @@ class Problem:
         """Work the result out where the data are, by the pixel of each element, in double precision without gpufold."""
         geometry, library = self.geometry, library_of(data)
         if isinstance(geometry, SpaceGeometry):
-            return _moved_by_definition(self.operation, geometry, data, library)
+            return permuted(self, data)
         planes, size = geometry.planes, prod(geometry.image_size)
         pixel = pixels(geometry, library.asarray(self.positions()), library)
         weight = library.broadcast_to(library.asarray(self.block_weights("float64").ravel()), pixel.shape)
-        if self.operation not in AT_POSITIONS:  # columns have taps before blocks
-            pixel, weight = library.ascontiguousarray(pixel.T), weight.T
+        order = 0, 1, 2  # of planes, blocks and taps in memory
+        if self.operation in ("col2im", "im2col"):
+            order = 0, 2, 1
+        elif self.operation in AT_POSITIONS:
+            order = 1, 0, 2
         if self.operation in TAKING_APART:
             padded = library.zeros((planes, size + 1), data.dtype)
             padded[:, :-1] = data.reshape(planes, size)
             taken = padded[..., pixel]
             taken = (taken * weight).astype(data.dtype) if self.window else taken
-            if self.operation == "take_blocks":
-                return taken.swapaxes(0, 1).reshape(self.output_shape)
-            columns = taken.reshape(geometry.columns_shape)
-            return columns if self.operation == "im2col" else self.as_blocks(columns)
-        terms = self.as_columns(data)
-        if self.operation == "add_blocks":
-            terms = terms.reshape(len(pixel), planes, -1).swapaxes(0, 1)
-        result = _summed(pixel, terms.reshape(planes, -1), size, weight if self.window else None)
+            return transposed(taken, order).reshape(self.output_shape)
+        shape = [(planes, *pixel.shape)[axis] for axis in order]
+        terms = transposed(data.reshape(shape), order).reshape(planes, -1)
+        result = _summed(pixel, terms, size, weight if self.window else None)
         if self.reduction != "sum":
             power = weight * weight if self.reduction == "least_squares" else weight
             divisor = _summed(pixel, power.reshape(1, -1), size)
@@ -364,30 +362,52 @@ def forget_device_arrays() -> None:
     _given_on_device.cache_clear()
 
 
-def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array, library: Any) -> Any:
-    """Take each element of the result from where it was, which is worked out axis by axis; zero from outside."""
-    size = prod(geometry.space_shape)
-    if operation == "batch_to_space":
-        image, *pixels_of_axes = np.indices(geometry.space_shape, sparse=True)
-        parts, offset = [image * prod(geometry.grid)], np.zeros((), int)
-        for axis, (pixel, margin, block) in enumerate(
-            zip(pixels_of_axes, geometry.margin_begin, geometry.block, strict=True)
-        ):
-            offset = offset * block + (pixel + margin) % block
-            parts.append((pixel + margin) // block * prod(geometry.grid[axis + 1 :]))
-        parts.append(offset * (geometry.batch * prod(geometry.grid)))
-        return data.ravel()[..., reduce(operator.add, map(library.asarray, parts))]
-    number, *cells = np.indices(geometry.batch_shape, sparse=True)
-    offset, image = number // geometry.batch, number % geometry.batch
-    parts = [image * prod(geometry.space_shape[1:])]
-    for axis in reversed(range(len(cells))):
-        pixel = cells[axis] * geometry.block[axis] + offset % geometry.block[axis] - geometry.margin_begin[axis]
-        offset = offset // geometry.block[axis]
-        inside = (pixel >= 0) & (pixel < geometry.space_shape[1 + axis])
-        parts.append(np.where(inside, pixel * prod(geometry.space_shape[2 + axis :]), size))
-    padded = library.zeros(size + 1, data.dtype)
-    padded[:-1] = data.ravel()
-    return padded[..., library.minimum(reduce(operator.add, map(library.asarray, parts)), size)]
+def pads_of(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
+    """Return what is added before and after each of the last axes."""
+    if isinstance(geometry, SpaceGeometry):
+        return list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
+    return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
+
+
+def padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
+    """Return an array or tensor with zeros around its last axes; itself where none are added."""
+    pads = pads_of(geometry)
+    if not any(map(any, pads)):
+        return array
+    library = library_of(array)
+    if library.__name__ == "torch":
+        return library.nn.functional.pad(array, [pad for pair in reversed(pads) for pad in pair])
+    return library.pad(array, [(0, 0)] * (array.ndim - len(pads)) + pads)
+
+
+def cropped(image: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
+    """View the last axes of a padded image without what is around it."""
+    sizes = geometry.space_size if isinstance(geometry, SpaceGeometry) else geometry.image_size
+    spans = (slice(begin, begin + size) for (begin, _), size in zip(pads_of(geometry), sizes, strict=True))
+    return image[(..., *spans)]
+
+
+def space_of(geometry: SpaceGeometry) -> tuple[int, ...]:
+    """Return the shape of space before it is cropped."""
+    return geometry.batch, *(count * block for count, block in zip(geometry.grid, geometry.block, strict=True))
+
+
+def permuted(problem: Problem, data: Any) -> Any:
+    """Move between batch and space: split the axes of an array or a tensor, and copy them in another order."""
+    geometry, rank = problem.geometry, len(problem.geometry.block)
+
+    def copied(array: Any, order: Sequence[int]) -> Any:
+        view = transposed(array, order)
+        return view.contiguous() if hasattr(view, "contiguous") else view.copy()
+
+    if problem.operation == "batch_to_space":
+        blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
+        order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
+        return cropped(copied(blocks, order).reshape(space_of(geometry)), geometry)
+    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
+    blocks = padded(data, geometry).reshape(geometry.batch, *split)
+    order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
+    return copied(blocks, order).reshape(geometry.batch_shape)
 
 
 def _per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:

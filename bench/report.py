@@ -130,21 +130,26 @@ LARGE_BYTES = 1_000_000
 """Problems from this size on count in means over operations: smaller ones measure the cost of a call."""
 
 
-def by_operation(run: Run) -> list[list[str]]:
-    """Return a header, and the peers' times over gpufold's: geometric means over each operation's large problems.
-
-    Every problem counts in its first dtype, and gpufold's own two passes are not among the fastest.
-    """
+def large_rows(run: Run) -> dict[str, list[Row]]:
+    """Return the rows of each operation's large problems, in their first dtypes, where gpufold was measured."""
     problems = {problem.name: problem for problem in PROBLEMS}
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in run.rows:
         problem = problems.get(row.problem)
         if problem and row.dtype == problem.dtypes[0] and row.bytes >= LARGE_BYTES and OURS in row.times:
             groups[row.operation + (", fused" if problem.fused else "")].append(row)
+    return groups
+
+
+def by_operation(run: Run) -> list[list[str]]:
+    """Return a header, and the peers' times over gpufold's: geometric means over each operation's large problems.
+
+    gpufold's own two passes are not among the fastest.
+    """
     peers = [peer for peer in dict.fromkeys(run.peers) if any(peer in row.times for row in run.rows)]
     compared = [peer for peer in peers if peer not in OTHER_WORK]
     lines = [["", *peers, "fastest"]]
-    for name, rows in groups.items():
+    for name, rows in large_rows(run).items():
         others = [[ratio for peer in compared if (ratio := row.speed_up(peer))] for row in rows]
         fastest = geometric_mean(min(ratios, default=None) for ratios in others)
         lines.append(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
 import shlex
 import subprocess
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import exp, log
 from pathlib import Path
@@ -99,11 +98,8 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write everything as JSON, every sample included, a line for each value and each row."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        rows = [
-            _set_fields(row) | {"times": {name: _set_fields(times) for name, times in row.times.items()}}
-            for row in values.pop("rows")
-        ]
+        values = asdict(self)
+        rows = values.pop("rows")
         head = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)},\n" for name, value in values.items()]
         body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         write_at_once(path, "".join(["{\n", *head, '"rows": [\n', body, "\n]\n}\n"]))
@@ -122,28 +118,13 @@ class Run:
         """Take the rows of a saved run for this run's; raise ValueError where they were measured differently."""
         earlier = Run.load(path)
         differences = []
-        for name in ("device", "kind", "threads", "commit", "versions", "peers", "options"):
+        for name in ("device", "kind", "threads", "commit", "versions", "peers", "variants", "options"):
             was, now = getattr(earlier, name), getattr(self, name)
-            if isinstance(was, dict):
-                different = [key for key in was | now if was.get(key) != now.get(key)]
-                differences += [f"{name}[{key!r}] was {was.get(key)!r} and is {now.get(key)!r}" for key in different]
-            elif was != now:
+            if was != now:
                 differences.append(f"{name} was {was!r} and is {now!r}")
         if differences:
             raise ValueError(f"--resume: {path} was measured differently: {'; '.join(differences)}")
         self.rows, self.date, self.command = earlier.rows, earlier.date, earlier.command
-        self.variants = list(dict.fromkeys([*earlier.variants, *self.variants]))
-
-
-def _set_fields(thing: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults."""
-    values = {}
-    for each in fields(thing):
-        value = getattr(thing, each.name)
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        if default is MISSING or value != default:
-            values[each.name] = value
-    return values
 
 
 def write_at_once(path: Path, text: str) -> None:
@@ -198,14 +179,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def version(distribution: str) -> str:
-    """Return the version of an installed distribution."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def command_line(arguments: list[str]) -> str:

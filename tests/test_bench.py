@@ -5,23 +5,19 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from math import prod
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cases import CASES, SPACE_CASES, random_case
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from processes import python
 
 import bench.drawn
 import bench.measure
@@ -29,7 +25,7 @@ import bench.memory
 import bench.report
 import bench.results
 import gpufold
-from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
+from bench.__main__ import INTERRUPTED, LOST, main
 from bench.count import ELEMENTS, SCALED, smaller
 from bench.hostcuda import fake_cupy
 from bench.measure import Bench, Task, difference
@@ -38,7 +34,7 @@ from bench.peers import PEERS, Call, Peer
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _given_on_device, dtype_of, plan_of, select
 from bench.regret import of_run
 from bench.report import by_operation, cells
-from bench.results import Row, Run, geometric_mean, write_at_once
+from bench.results import Row, Run, write_at_once
 from bench.terminal import Console, show
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from gpufold.calls import Unsupported
@@ -48,14 +44,13 @@ from gpufold.gpu.sources import KERNELS
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 
-ROOT = Path(__file__).resolve().parents[1]
-
 OPERATIONS = ("col2im", "im2col")
 
 
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was(monkeypatch):
     monkeypatch.setattr(bench.measure, "keep_freed_memory", lambda: False)
+    gc.freeze()  # each row ends in collections, which pass over the packages that peers have imported
     yield
     gpufold.set_num_threads(None)
 
@@ -135,26 +130,11 @@ class Ticks:
 # ---- what is checked
 
 
-@pytest.mark.parametrize("problem", SMALL, ids=lambda problem: f"{problem.operation}-{problem.name}")
-@pytest.mark.parametrize("dtype", ["float32", "complex64", "uint8", "bool"])
-def test_gpufold_gives_what_the_bench_expects(problem, dtype):
-    if problem.tolerance and dtype != "float32":
-        dtype = "float64"
-    data = problem.data(dtype)
-    assert difference(problem(data), problem.expected(data), problem.tolerance) is None
-
-
 PEERS_BUGS = {"onnxruntime": ("bug-3d-columns-with-dilated-kernel", "rank-4")}
 """Problems that a peer gets wrong, on three and more axes."""
 
 CPU_PEERS = [
-    pytest.param(
-        peer,
-        marks=[pytest.mark.peer(peer.module), *([pytest.mark.all] if peer.module == "jax" else [])],  # which compiles
-        id=peer.name,
-    )
-    for peer in PEERS
-    if "cpu" in peer.devices
+    pytest.param(peer, marks=pytest.mark.peer(peer.module), id=peer.name) for peer in PEERS if "cpu" in peer.devices
 ]
 
 
@@ -179,33 +159,29 @@ def served(peer, problems, dtypes, to=np.asarray, back=np.asarray):
 @pytest.mark.parametrize("peer", CPU_PEERS)
 def test_what_is_timed_of_a_peer_computes_the_same(peer):
     right = [problem for problem in SMALL if problem.name not in PEERS_BUGS.get(peer.name, ())]
-    assert served(peer, right, ("float32", "float16"))
+    dtypes = ("float32", "float16")
+    if peer.module == "jax":  # which compiles each
+        right, dtypes = [problem for problem in right if problem.name == "strides-differ"], dtypes[:1]
+    assert served(peer, right, dtypes)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_loop_over_blocks_and_that_over_taps_compute_the_same_in_every_kind_of_dtype(sign, monkeypatch):
+    """Whichever is faster; they share nothing with what they are compared with."""
+    numbers = count()
+    monkeypatch.setattr("bench.peers._seconds", lambda call: sign * next(numbers))
+    (peer,) = (peer for peer in PEERS if peer.name == "loop")
+    assert served(peer, SMALL, ("float32", "complex64", "uint8", "bool")) > len(SMALL)
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize(
-    ("name", "sign"),
-    [("loop", 1), ("loop", -1), ("add.at", 1), ("cupy", 1), ("naive gather", 1), ("batched gather", 1)],
-)
-def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, sign, monkeypatch):
-    """Of a few problems, with functions and kernels of CuPy alone; of the loops each is chosen."""
+@pytest.mark.parametrize("name", ["add.at", "cupy", "naive gather", "batched gather"])
+def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, monkeypatch):
+    """Of a few problems, with functions and kernels of CuPy alone."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    numbers = count()
-    monkeypatch.setattr("bench.peers._seconds", lambda library, call: sign * next(numbers))
     (peer,) = (peer for peer in PEERS if peer.name == name and peer.devices == ("gpu",))
     few = [problem for problem in SMALL if prod(problem.input_shape) < 4096]
     assert served(peer, few, ("float32",), fake_cupy.asarray, fake_cupy.asnumpy)
-
-
-@pytest.mark.hostcuda
-def test_where_elements_move_is_worked_out_on_a_gpu_too(monkeypatch):
-    for problem in [problem for problem in SMALL if isinstance(problem.geometry, SpaceGeometry)]:
-        data = problem.data("float32")
-        want = problem.expected(data)
-        with monkeypatch.context() as patch:
-            patch.setattr("bench.problems.library_of", lambda array: fake_cupy.cupy())
-            got = problem.expected(fake_cupy.asarray(data))
-        np.testing.assert_array_equal(fake_cupy.asnumpy(got), want, err_msg=problem.name)
 
 
 def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
@@ -252,7 +228,7 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
         "right": lambda problem, data, threads: Call(lambda: problem(data)),
         "absent": lambda problem, data, threads: None,
     }
-    peers = [Peer(name, "", "numpy", ("cpu",), function) for name, function in prepare.items()]
+    peers = [Peer(name, "numpy", ("cpu",), function) for name, function in prepare.items()]
     row = row_of(CpuClock(pause=lambda seconds: None), peers)
     assert set(row.times) == {"gpufold", "copy", "right"}
     assert row.failures == {"wrong": "FAIL: 1 of 768 elements are wrong", "raises": "RuntimeError: not today"}
@@ -373,7 +349,7 @@ def device(monkeypatch):
     monkeypatch.setattr(fake_cupy, "_lost", [])
     monkeypatch.setattr(Problem, "__call__", compute)
     of_cupy = [replace(peer) for peer in PEERS if peer.name == "cupy"]
-    monkeypatch.setattr(bench.measure, "installed", lambda device, requested=(): of_cupy)
+    monkeypatch.setattr(bench.measure, "installed", lambda device: of_cupy)
     monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
     monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
     monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "words"))
@@ -401,20 +377,20 @@ def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("variant", ["auto", "words"])
-def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, device, tmp_path, variant):
+def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, device, tmp_path):
     """One that does not serve a problem is no failure; the device still answers, so the run goes on."""
-    device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
+    device.broken["col2im-tiny-2x2", "words"] = RuntimeError("does not compile")
+    device.broken["im2col-tiny-2x2", "auto"] = RuntimeError("does not plan")
     device.broken["im2col-tiny-2x2", "gather"] = Unsupported("gather: not this one")
     saved = tmp_path / "gpu.json"
     status, out = run(capsys, *TINY, "--save", str(saved))
     first, second = Run.load(saved).rows
-    failed, other = ("gpufold", "words") if variant == "auto" else ("words", "gpufold")
     assert status == 1
-    assert first.failures == {failed: "RuntimeError: does not compile"}
-    assert {other, "gather", "copy"} == set(first.times)
-    assert {"gpufold", "words", "cupy", "copy"} == set(second.times)
-    assert f"{failed} on col2im-tiny-2x2: RuntimeError: does not compile" in out
+    assert first.failures == {"words": "RuntimeError: does not compile"}
+    assert second.failures == {"gpufold": "RuntimeError: does not plan"}
+    assert set(first.times) == {"gpufold", "gather", "copy"}
+    assert set(second.times) == {"words", "cupy", "copy"}
+    assert "words on col2im-tiny-2x2: RuntimeError: does not compile" in out
     assert "not this one" not in out
 
 
@@ -469,27 +445,18 @@ def test_the_row_names_what_auto_takes_for_a_contiguous_result(device):
 # ---- memory
 
 
-def temporaries(library, kilobytes=(48 << 10, 16 << 10)):
-    """Return a call that gives the last of some arrays when it has made them all."""
-
-    def call():
-        arrays = [library.full((count << 8,), 1.0, dtype=library.float32) for count in kilobytes]
-        return arrays[-1]
-
-    return call
-
-
-@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
 @pytest.mark.alone
-def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before(library):
-    library, measured = importlib.import_module(library), []
-    kept = temporaries(library, (32 << 10,))()
-    for kilobytes in ((48 << 10, 16 << 10), (16 << 10,), (48 << 10, 16 << 10)):
-        call = temporaries(library, kilobytes)
-        call()
-        measured.append(resident_peak(call) / 2**20)
-    assert kept is not None
-    assert measured == [pytest.approx(64, abs=3), pytest.approx(16, abs=3), pytest.approx(64, abs=3)]
+def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before():
+    def last_of(library, *kilobytes):
+        return [library.full((count << 8,), 1.0, dtype=library.float32) for count in kilobytes][-1]
+
+    for library in map(importlib.import_module, filter(find_spec, ("numpy", "torch"))):
+        kept, measured = last_of(library, 32 << 10), []
+        for kilobytes in ((48 << 10, 16 << 10), (16 << 10,), (48 << 10, 16 << 10)):
+            last_of(library, *kilobytes)
+            measured.append(resident_peak(partial(last_of, library, *kilobytes)) / 2**20)
+        assert kept is not None
+        assert measured == [pytest.approx(64, abs=3), pytest.approx(16, abs=3), pytest.approx(64, abs=3)], library
 
 
 def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
@@ -559,19 +526,28 @@ def run(capsys, *words):
     return status, capsys.readouterr().out
 
 
-def test_measuring_ends_in_a_table_and_saves_it_a_line_a_row(capsys, tmp_path):
+def test_measuring_ends_in_a_table_and_in_a_file_that_other_options_leave_alone(capsys, tmp_path):
     saved = tmp_path / "tiny.json"
     status, out = run(capsys, *TWO, "--save", str(saved))
     assert status == 0
-    loaded = Run.load(saved)
+    loaded, text = Run.load(saved), saved.read_text()
     assert [row.problem for row in loaded.rows] == ["col2im-tiny-2x2", "im2col-tiny-2x2"]
     assert loaded.threads == 1
     assert all(text in out for line in cells(loaded) for text in line)
-    lines = [line for line in saved.read_text().splitlines() if line.startswith('{"problem"')]
+    lines = [line for line in text.splitlines() if line.startswith('{"problem"')]
     assert [json.loads(line.rstrip(","))["problem"] for line in lines] == [row.problem for row in loaded.rows]
     times = [value for row in loaded.rows for each in row.times.values() for value in each.seconds]
     assert times
     assert all(float(f"{value:.4g}") == value for value in times)
+    for words, complaint in (
+        ((), "exists: --resume goes on with it"),
+        (("--seconds", "0.002", "--resume"), r"options was .*'seconds': 0.001.* and is .*'seconds': 0.002"),
+        (("--threads", "2", "--resume"), "threads was 1 and is 2"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*TWO, *words, "--save", str(saved)])
+        assert re.search(complaint, capsys.readouterr().err)
+        assert saved.read_text() == text
 
 
 @pytest.mark.parametrize("width", [40, 80, 300])
@@ -586,63 +562,35 @@ def test_a_table_is_split_where_it_does_not_fit_and_no_header_and_no_number_is_c
 
 
 def test_a_file_is_replaced_at_once_and_only_when_it_is_written_to_the_disk(tmp_path, monkeypatch):
-    path, log = tmp_path / "folder" / "file.json", []
+    path = tmp_path / "folder" / "file.json"
     write_at_once(path, "before")
-
-    def synced(number):
-        log.append(("synced", os.fstat(number).st_size))
-
-    def replaced(source, target):
-        log.append(("replaced", Path(source).parent == path.parent))
-        os.rename(source, target)
-
-    monkeypatch.setattr(bench.results.os, "fsync", synced)
-    monkeypatch.setattr(bench.results.os, "replace", replaced)
-    write_at_once(path, "after")
-    assert log == [("synced", 5), ("replaced", True)]
-    assert path.read_text() == "after"
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(bench.results.os, name, lambda *arguments: fail("", OSError("full disk")))
             with pytest.raises(OSError, match="full disk"):
                 write_at_once(path, "half")
-        assert path.read_text() == "after"
+        assert path.read_text() == "before"
         assert list(path.parent.iterdir()) == [path]
+    write_at_once(path, "after")
+    assert path.read_text() == "after"
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize(
-    ("stop", "status", "said"),
-    [
-        (ZeroDivisionError, None, ""),
-        (KeyboardInterrupt, INTERRUPTED, "Interrupted at im2col-tiny-2x2."),
-        (signal.SIGTERM, TERMINATED, "Terminated at im2col-tiny-2x2."),
-    ],
-)
-def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(
-    capsys, tmp_path, monkeypatch, stop, status, said
-):
+def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(capsys, tmp_path, monkeypatch):
     saved, measured, stops = tmp_path / "saved.json", [], [True]
     measure = Bench.measure
 
     def stop_at_im2col(self, problem, dtype, row):
         measured.append(problem.name)
         if problem.operation == "im2col" and stops:
-            if stop is not signal.SIGTERM:
-                raise stop
-            signal.getsignal(stop)(stop, None)  # as Python calls it; some peers leave no stack for signals
+            raise KeyboardInterrupt
         measure(self, problem, dtype, row)
 
     monkeypatch.setattr(Bench, "measure", stop_at_im2col)
     words = (*TWO, "--save", str(saved), "--commit", "abc")
-    if status is None:
-        with pytest.raises(stop):
-            main(words)
-    else:
-        ended, out = run(capsys, *words)
-        assert ended == status
-        assert said in out
-        assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
+    status, out = run(capsys, *words)
+    assert status == INTERRUPTED
+    assert "Interrupted." in out
+    assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
     assert list(tmp_path.iterdir()) == [saved]
     (first,) = Run.load(saved).rows
     assert first.problem == "col2im-tiny-2x2"
@@ -660,66 +608,35 @@ def test_a_stop_loses_the_row_under_way_and_resume_measures_what_is_missing(
     assert len(measured) == 3
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        (("--seconds", "0.002"), r"options\['seconds'\] was 0.001 and is 0.002"),
-        (("--threads", "2"), "threads was 1 and is 2"),
-    ],
-)
-def test_resume_goes_on_with_the_same_options_only(capsys, tmp_path, others, message):
-    saved = tmp_path / "saved.json"
-    assert run(capsys, *TWO, "--save", str(saved))[0] == 0
-    before = saved.read_text()
-    for words, complaint in (((), "exists: --resume goes on with it"), ((*others, "--resume"), message)):
-        with pytest.raises(SystemExit):
-            main([*TWO, *words, "--save", str(saved)])
-        assert re.search(complaint, capsys.readouterr().err)
-        assert saved.read_text() == before
-
-
 def without_packages(*words, blocked):
     """Run a command where some packages are not installed."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; sys.exit(main())"
     )
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+    return python("-c", code, *words)
 
 
 def test_without_peers_results_name_what_is_missing(tmp_path):
-    folder, blocked = tmp_path / "results", ("matplotlib", "onnxruntime", "openvino", "sigpy", "torch", "ml_dtypes")
-    done = without_packages(*TWO, "--full", "--save", str(folder / "cpu.json"), blocked=blocked)
-    assert done.returncode == 0, done.stderr
+    folder, peers = tmp_path / "results", ("jax", "onnxruntime", "openvino", "sigpy", "torch")
+    blocked = (*peers, "matplotlib", "ml_dtypes")
+    without_packages(*TWO, "--full", "--save", str(folder / "cpu.json"), blocked=blocked)
     (note,) = (note for note in Run.load(folder / "cpu.json").notes if "Not installed" in note)
-    assert {"torch", "onnxruntime", "openvino", "sigpy"} <= set(re.findall(r"\w+", note))
+    assert set(peers) <= set(re.findall(r"\w+", note))
     shown = without_packages("report", "--results", str(folder), "--output", str(tmp_path / "out"), blocked=blocked)
-    assert shown.returncode == 0, shown.stderr
-    assert "matplotlib is not installed" in shown.stdout
-    done = without_packages("problems", blocked=("rich.console",))
-    assert done.returncode
-    assert done.stderr.endswith("ImportError: the benchmark needs the package rich: pip install --group bench\n")
+    assert "matplotlib is not installed" in shown
+    with pytest.raises(AssertionError, match="the benchmark needs the package rich: pip install --group bench"):
+        without_packages("problems", blocked=("rich.console",))
 
 
-def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
+def test_means_of_an_operation_are_of_its_problems_in_their_first_dtype():
+    """That they are of large problems and which peers count, the tables of the documents show: tests/test_readme.py."""
     first, second = (problem for problem in PROBLEMS if problem.name.startswith("col2im-vit"))
-
-    def row(problem, dtype, ours, size=2_000_000, **peers):
-        times = {name: Times([seconds]) for name, seconds in {"gpufold": ours, **peers}.items()}
-        return Row(problem.name, problem.operation, dtype, size, 1, times=times)
-
-    rows = [
-        row(first, first.dtypes[0], 1.0, torch=2.0, numpy=3.0),
-        row(second, second.dtypes[0], 1.0, torch=8.0, numpy=3.0),
-        row(second, "float64", 1.0, torch=100.0),
-        row(first, first.dtypes[0], 1.0, size=10, torch=100.0),
-    ]
-    run = Run("a device", "cpu", 1, {}, "", "", "", ["torch", "numpy"], [], rows=rows)
-    header, line = by_operation(run)
-    assert header == ["", "torch", "numpy", "fastest"]
-    assert line == ["col2im", "4.00x", "3.00x", "2.45x"]
-    assert geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
-    assert geometric_mean([None]) is None
+    measured, rows = ((first, first.dtypes[0], 2.0), (second, second.dtypes[0], 8.0), (second, "float64", 100.0)), []
+    for problem, dtype, seconds in measured:
+        times = {"gpufold": Times([1.0]), "torch": Times([seconds])}
+        rows.append(Row(problem.name, problem.operation, dtype, 2_000_000, 1, times=times))
+    run = Run("a device", "cpu", 1, {}, "", "", "", ["torch"], [], rows=rows)
+    assert by_operation(run) == [["", "torch", "fastest"], ["col2im", "4.00x", "4.00x"]]
 
 
 # ---- the planner's choices
@@ -759,10 +676,7 @@ def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
     status, out = run(capsys, "report", "--results", str(path), "--output", str(output))
     assert status == 0
     assert re.search(r"all +no device +3 +0\.0% +0\.0%", out), "regret"
-    figures = [
-        f"{name}.{end}" for name in ("fraction-of-copy", "speed-up", "time-against-size") for end in ("png", "svg")
-    ]
-    assert {path.name for path in output.iterdir()} == {"made-up.md", *(f"made-up-{name}" for name in figures)}
+    assert {path.name for path in output.iterdir()} == {"made-up.md", "made-up.png", "made-up.svg"}
     table = (output / "made-up.md").read_text()
     assert f"| {PROBLEMS[0].name} | 0.001 | 2000 |" in table
     assert "2000*" in table
@@ -773,11 +687,10 @@ def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
 def test_the_host_s_cost_is_measured_without_a_device():
     problems = ("col2im-tiny-2x2", "blocks_to_array-stitch-96x96x96", "add_blocks-particles", "batch_to_space-nhwc-2x2")
     words = (word for name in problems for word in ("--problem", name))
-    done = without_packages("host", *words, blocked=())  # in a process where CuPy is not imported
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in problems)
-    assert "additions µs" in done.stdout
-    assert ("gpufold.torch" in done.stdout) == (find_spec("torch") is not None)
+    printed = python("-m", "bench", "host", *words)  # in a process where CuPy is not imported
+    assert all(name in printed for name in problems)
+    assert "through a Stitcher" in printed
+    assert ("gpufold.torch" in printed) == (find_spec("torch") is not None)
 
 
 def counted(out, variant):
@@ -846,7 +759,8 @@ def test_gpufold_is_right_on_problems_that_are_drawn(seed):
 
 
 @pytest.mark.usefixtures("_small_ones_are_drawn")
-def test_a_run_of_drawn_problems_ends_in_their_distribution(capsys, tmp_path):
+def test_a_run_of_drawn_problems_ends_in_their_distribution(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.drawn.PEERS", ("loop", "numpy"))
     saved = tmp_path / "drawn.json"
     words = ("random", "--device", "cpu", "--problems", "3", "--seed", "5", "6", "--seconds", "0.01")
     words = (*words, "--save", str(saved))
@@ -855,13 +769,12 @@ def test_a_run_of_drawn_problems_ends_in_their_distribution(capsys, tmp_path):
     assert re.search(r"all +6 +\d", out)
     loaded, drawn = Run.load(saved), [problem.name for seed in (5, 6) for problem in bench.drawn.problems(seed, 3)]
     assert [row.problem for row in loaded.rows] == drawn
-    assert "loop" in loaded.peers
-    assert not any(peer.startswith("gpufold") for peer in loaded.peers)
+    assert set(loaded.peers) == {"loop", "numpy"}
     assert run(capsys, *words, "--resume")[1].count(drawn[0]) == 1, "nothing was measured again"
 
 
 def test_a_distribution_is_of_times_over_the_fastest_peer_and_over_the_loop():
-    other_work = {"gpufold.torch": 0.1, "torch, gradient": 0.1, "two passes": 0.1}
+    other_work = {"gpufold.torch": 0.1, "torch, gradient": 0.1, "gpufold.jax": 0.1, "two passes": 0.1}
     seconds = {"gpufold": 2.0, "loop": 4.0, "torch": 1.0}, {"gpufold": 2.0, "loop": 4.0}, {"gpufold": 8.0, "torch": 4.0}
     times = [{name: Times([value]) for name, value in (other_work | each).items()} for each in seconds]
     rows = [Row(f"problem {number}", "col2im", "float32", 1, 1, times=each) for number, each in enumerate(times)]

@@ -23,7 +23,7 @@ from faults import copy_checkout
 from fronts import on_the_stand_in
 
 from bench.__main__ import _parser, main
-from bench.gpu_session import DONE, FAILED, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests
+from bench.gpu_session import DONE, FAILED, STEPS, STOPPED, Session, half_an_hour, run_tests
 from bench.hostcuda import fake_cupy
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
@@ -206,7 +206,6 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     saved = "".join(path.read_text() for path in (rehearsal.results / "measured").rglob("*.json*"))
     assert '"naive gather"' in saved, "peers that use CuPy alone are timed"
     assert "AttributeError" not in saved
-    assert '"torch.compile"' not in saved, "only on request"
     (measured,) = (rehearsal.results / "tuned").iterdir()
     assert steps["tune"]["result"] == steps["report"]["result"] == DONE
     assert [choice.operation for choice in of_file(measured)] == ["col2im", "im2col"]
@@ -219,7 +218,8 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
 
 
 @pytest.fixture
-def session(tmp_path):
+def session(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whose imports take longer than the tests
     return Session(tmp_path, 2, [], 0.1, None)
 
 
@@ -241,8 +241,8 @@ def test_steps_that_were_stopped_have_their_next_turn_after_the_others(session, 
 
 
 def test_steps_and_what_the_documents_say_of_them_end_before_ten_minutes():
-    longest = max(seconds for seconds, _ in STEPS.values()) + 2 * GRACE_SECONDS
-    assert longest < 9 * 60 + 1
+    longest = max(seconds for seconds, _ in STEPS.values())
+    assert longest < 9 * 60
     said = re.findall(r"^python -m bench (chip .*)$", (ROOT / "docs" / "gpu.md").read_text(), re.M)
     assert said
     assert all(_parser().parse_args(words.split()).steps * longest < 600 for words in said)
@@ -302,7 +302,7 @@ def test_tests_that_end_their_process_are_named_and_the_others_run(session, tmp_
 @pytest.mark.all
 def test_tests_that_do_not_end_in_time_are_stopped_with_what_they_started(session, tmp_path):
     (tmp_path / "test_slow.py").write_text(TESTS.replace("os._exit(1)", "time.sleep(100)"))
-    session.deadline = time.monotonic() + 8
+    session.deadline = time.monotonic() + 5
     assert run_tests(session, "slow", str(tmp_path / "test_slow.py")) == STOPPED
     assert 0 < len(Tally.of(tmp_path / "slow").ends) < 6
 
