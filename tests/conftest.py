@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import random
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -77,15 +77,13 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Deselect what was not asked for, and mark what cannot run."""
     many = config.getoption("--many")
-    everything, numbers, kept, dropped = many or config.getoption("--all"), Counter(), [], []
+    everything, draws, kept, dropped = many or config.getoption("--all"), {}, [], []
     for item in items:
         some = item.get_closest_marker("some")
-        left = False
+        left = item.get_closest_marker("all") and not everything
         if some:
-            numbers[item.function] += 1
             step = 1 if many else some.kwargs.get("all", 1) if everything else some.args[0]
-            left = (numbers[item.function] - 1) % step > 0
-        left = left or (item.get_closest_marker("all") and not everything)
+            left = not next(draws.setdefault(item.function, one_of(step, item.originalname))) or left
         if left or (item.get_closest_marker("many") and not many):
             dropped.append(item)
             continue
@@ -94,6 +92,14 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept
+
+
+def one_of(step, name):
+    """Say of each combination whether it runs: the first, and one of each so many that follow one another."""
+    rng, drawn = random.Random(name), 0
+    while True:
+        yield from (number == drawn for number in range(step))
+        drawn = rng.randrange(step)  # at equal distances there might always be the same dtype
 
 
 def pytest_collection_finish():

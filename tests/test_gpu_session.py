@@ -150,9 +150,9 @@ def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_pat
     assert status == 1
     assert contents(rehearsal.checkout) == before
     results = {name: step["result"] for name, step in rehearsal.steps().items()}
-    assert results["machine"] == results["smoke"] == results["tune"] == results["benchmark"] == FAILED
-    assert results["tests"] == DONE, page  # those that need no GPU
-    assert re.search(r"smoke \| FAILED .* tests deselected: no CUDA device", page), page
+    assert all(results[name] == FAILED for name in ("machine", "smoke", "tests", "tune", "benchmark")), page
+    for step in ("smoke", "tests"):
+        assert re.search(rf"{step} \| FAILED .* tests deselected: no CUDA device", page), page
     assert "no GPU to measure on" in page
 
 
