@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpufold.calls import Call
 from gpufold.geometry import Size
-from gpufold.given import has_own_arithmetic, shown
+from gpufold.given import has_own_arithmetic, shown, type_name
 
 ArrayT = TypeVar("ArrayT", covariant=True)
 """An array of any shape: a result is of the kind of the input, and may have more axes."""
@@ -64,14 +64,15 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
         return cupy
     must, convert = f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray", f"numpy.asarray({name})"
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{must}, got {_kind(array)}; convert it with {convert} or cupy.asarray({name})")
+        raise TypeError(f"{must}, got {type_name(array)}; convert it with {convert} or cupy.asarray({name})")
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{must} without a mask, got a masked array; convert it with {name}.filled(value)")
     if isinstance(array, np.matrix):
         raise TypeError(f"{must}, got numpy.matrix, which always has two axes; convert it with {convert}")
     if has_own_arithmetic(array):
         raise TypeError(
-            f"{must}, got {_kind(array)}, which computes in its own way, such as with units; convert it with {convert}"
+            f"{must}, got {type_name(array)}, which computes in its own way, such as with units; convert it with "
+            f"{convert}"
         )
     return np
 
@@ -80,14 +81,9 @@ def check_library(operation: str, name: str, array: object, library: ModuleType,
     """Raise unless an array belongs to the library of another."""
     if library_of(operation, name, array) is not library:
         raise TypeError(
-            f"{operation}: {name} must be a {library.__name__}.ndarray like {like}, got {_kind(array)}; "
+            f"{operation}: {name} must be a {library.__name__}.ndarray like {like}, got {type_name(array)}; "
             f"convert it with {library.__name__}.asarray({name})"
         )
-
-
-def _kind(array: object) -> str:
-    """Return the name of an array's type."""
-    return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:

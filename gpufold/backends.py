@@ -14,7 +14,7 @@ from gpufold.calls import Call
 from gpufold.compute import run
 from gpufold.elements import check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size
-from gpufold.given import is_separable
+from gpufold.given import is_separable, type_name
 from gpufold.positions import average
 from gpufold.weights import of_elements, weighed
 from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks
@@ -250,7 +250,7 @@ def _on_host(given: Any) -> Any:
     if hasattr(given, "dtype") and not isinstance(given, np.ndarray):
         raise TypeError(
             "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a sequence, "
-            f"got {type(given).__module__}.{type(given).__qualname__}"
+            f"got {type_name(given)}"
         )
     return as_positions("Stitcher.add", np, given, None, "blocks")
 

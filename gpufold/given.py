@@ -35,6 +35,23 @@ def shown(value: object) -> str:
     return _repr.repr(value)
 
 
+def type_name(value: object) -> str:
+    """Return the name of a value's type with its module, for messages.
+
+    >>> type_name(np.ones(2))
+    'numpy.ndarray'
+    """
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def check_kind(operation: str, name: str, array: object, kind: type, named: str, convert: str) -> None:
+    """Raise unless an array is of a kind, which is named, with the function that converts it."""
+    if not isinstance(array, kind):
+        raise TypeError(
+            f"{operation}: {name} must be a {named}, got {type_name(array)}; convert it with {convert}({name})"
+        )
+
+
 def word(operation: str, name: str, given: Any, known: Sequence[str]) -> str:
     """Return an option that is one of several words, as a plain str, or raise.
 

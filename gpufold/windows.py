@@ -51,11 +51,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
         name = name_of_axis(call, window, axis)
         check_library(operation, name, weights, library, "the data")
         check_device(operation, library, name, weights, "the data", data)
-        if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
-            raise TypeError(
-                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply the "
-                f"blocks by complex weights instead"
-            )
+        check_real(operation, name, weights.dtype)
         converted = True
     if not converted:
         return tuple(axes)
@@ -77,6 +73,15 @@ def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
     else:  # CuPy compares denormals as zeros, which the kernels do not
         vanished = abs(weights) <= np.finfo(wanted).smallest_subnormal / weights.dtype.type(2)
     return library.where(vanished & (weights != 0), least, ready)
+
+
+def check_real(operation: str, name: str, dtype: np.dtype[Any]) -> None:
+    """Raise unless a window's weights have a dtype of real numbers."""
+    if dtype.kind not in "fiu" and dtype.name != "bfloat16":
+        raise TypeError(
+            f"{operation}: {name} must hold real numbers, got dtype {dtype}; multiply the blocks by complex weights "
+            "instead"
+        )
 
 
 def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any) -> Any:

@@ -27,7 +27,7 @@ from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
-from gpufold.given import shown
+from gpufold.given import check_kind, shown, type_name
 from gpufold.names import answers
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights
@@ -41,11 +41,7 @@ def known_array(operation: str, name: str, array: Any) -> da.Array:
 
     A boolean mask leaves empty chunks behind. Nothing comes of them, and no function of this front meets one.
     """
-    if not isinstance(array, da.Array):
-        raise TypeError(
-            f"{operation}: {name} must be a dask.array.Array, got {type(array).__module__}.{type(array).__qualname__}; "
-            f"convert it with dask.array.from_array({name})"
-        )
+    check_kind(operation, name, array, da.Array, "dask.array.Array", "dask.array.from_array")
     if any(size != size for size in array.shape):  # NaN
         raise ValueError(
             f"{operation}: {name} must have chunks of known sizes, got shape {array.shape}; "
@@ -267,7 +263,7 @@ def known_positions(operation: str, positions: Any, array: Any, name: str) -> An
     if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
         raise TypeError(
             f"{operation}: positions must be a numpy.ndarray, because the graph depends on them, got "
-            f"{type(positions).__module__}.{type(positions).__qualname__}; compute them first, on the CPU"
+            f"{type_name(positions)}; compute them first, on the CPU"
         )
     return as_positions(operation, np, positions, array, name)
 

@@ -15,13 +15,14 @@ from gpufold.arrays import as_positions, check_bytes
 from gpufold.calls import Call
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
+from gpufold.given import check_kind
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended, taken
 from gpufold.weights import of_elements
-from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
+from gpufold.windows import axes_of_window, check_block_weights, check_real, name_of_axis
 
 
 def function_of(name: str) -> Callable[..., jax.Array]:
@@ -64,11 +65,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
         argument = name_of_axis(call, window, axis)
         _check_array(name, argument, each)
-        if each.dtype.kind not in "fiu" and each.dtype != jnp.bfloat16:
-            raise TypeError(
-                f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply the blocks by complex "
-                "weights instead"
-            )
+        check_real(name, argument, each.dtype)
         weights.append(_narrowed(each, call.element.weight))
     data, into = given[operation.data].astype(call.dtype), given[first] if name == "add_blocks" else None
     if by_block is not None:
@@ -92,11 +89,7 @@ def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, w
 
 
 def _check_array(name: str, argument: str, array: object) -> None:
-    if not isinstance(array, jax.Array):
-        raise TypeError(
-            f"{name}: {argument} must be a jax.Array, got {type(array).__module__}.{type(array).__qualname__}; convert "
-            f"it with jax.numpy.asarray({argument})"
-        )
+    check_kind(name, argument, array, jax.Array, "jax.Array", "jax.numpy.asarray")
 
 
 def _narrowed(weights: jax.Array, dtype: str) -> Any:

@@ -18,7 +18,7 @@ from gpufold.arrays import overlapping, overlaps_itself, share_addresses
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Size
-from gpufold.given import is_separable
+from gpufold.given import check_kind, is_separable
 from gpufold.torch.guards import end_of
 from gpufold.weights import least_weight, product_of
 from gpufold.windows import name_of_axis
@@ -79,11 +79,7 @@ def described(operation: str, name: str, tensor: Any) -> Described:
 
 def check_tensor(operation: str, name: str, tensor: Any) -> None:
     """Raise unless something is one tensor."""
-    if not isinstance(tensor, Tensor):
-        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-        raise TypeError(
-            f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name})"
-        )
+    check_kind(operation, name, tensor, Tensor, "torch.Tensor", "torch.as_tensor")
     if tensor.is_nested:
         raise TypeError(
             f"{operation}: {name} must be a dense tensor, got a nested one; pass each of {name}.unbind() by itself"
