@@ -79,12 +79,12 @@ def pytest_collection_modifyitems(config, items):
     many = config.getoption("--many")
     everything, draws, kept, dropped = many or config.getoption("--all"), {}, [], []
     for item in items:
-        some = item.get_closest_marker("some")
-        left = item.get_closest_marker("all") and not everything
-        if some:
+        some, marks = item.get_closest_marker("some"), {mark.name for mark in item.iter_markers()}
+        left = ("all" in marks and not everything) or ("many" in marks and not many)
+        if some and not left:
             step = 1 if many else some.kwargs.get("all", 1) if everything else some.args[0]
-            left = not next(draws.setdefault(item.function, one_of(step, item.originalname))) or left
-        if left or (item.get_closest_marker("many") and not many):
+            left = not next(draws.setdefault(item.function, one_of(step, item.originalname)))
+        if left:
             dropped.append(item)
             continue
         kept.append(item)
