@@ -226,6 +226,23 @@ MOVING = (
 )
 
 
+@pytest.mark.parametrize("operation", ["col2im", "array_to_blocks", "add_blocks", "average"])
+def test_settings_of_numpy_stay_as_the_caller_has_them(operation):
+    """Buffers of ufuncs, which are short inside of a call, and what becomes of overflows."""
+    array, positions = np.ones((2, 200, 200), np.float32), np.zeros((20, 2), int)
+    calls = {
+        "col2im": lambda: gpufold.col2im(np.ones((2, 9, 40000), np.float32), (202, 202), (3, 3)),
+        "array_to_blocks": lambda: gpufold.array_to_blocks(array, (8, 8), window=array[0, :8, :8]),
+        "add_blocks": lambda: gpufold.add_blocks(array, np.ones((20, 2, 99, 99), np.float32), positions),
+        "average": lambda: gpufold.average(array, array[0]),
+    }
+    with np.errstate(over="call"):
+        np.setbufsize(4096)
+        before = np.getbufsize(), np.geterr()
+        calls[operation]()
+        assert (np.getbufsize(), np.geterr()) == before
+
+
 @pytest.mark.parametrize("kind", ["U3", "S5", "T", ">f4", ">i2"])
 def test_elements_that_move_may_be_strings_and_of_another_byte_order(kind, every_way):
     """NumPy makes no strided view of strings of any length, in which other large arrays are taken at once."""
