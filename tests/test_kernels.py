@@ -375,7 +375,7 @@ def compare(call, before, what, variant, laid, wanted, where):
 NUMBERS = [0, pytest.param(1, marks=pytest.mark.all), pytest.param(2, marks=pytest.mark.many)]
 
 
-@pytest.mark.some(2, all=2)
+@pytest.mark.some(3, all=2)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_kernel_gives_the_bits_of_numpy(row, number):
