@@ -212,7 +212,8 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts], threads)
 
     with np.errstate(all="ignore"):
-        shorten_buffers(blocks)
+        if weights is not None:  # else elements are copied, by no ufunc
+            shorten_buffers(blocks)
         on_threads((take, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
