@@ -31,6 +31,8 @@ from gpufold.geometry import (
 from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
+from gpufold.gpu.variants.moves import LINE_BYTES, MovedAxis, Moves
+from gpufold.gpu.variants.runs import _laid_out
 from gpufold.operations import variants
 
 
@@ -670,3 +672,19 @@ def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compi
         needed = hostcuda.cubin.resources(plan, architecture)
         assert needed.shared_bytes == plan.shared_bytes, f"sm_{architecture}: {plan}, seed {seed}"
         assert needed.registers * prod(plan.block) <= REGISTERS_OF_A_BLOCK, f"sm_{architecture}: {plan}, seed {seed}"
+
+
+def test_the_last_pixel_of_a_run_has_room_where_elements_are_left_out_between_lines():
+    """As kernels/im2col_staged.cu counts them, from the first block of a run in any place of its row."""
+    rng = random.Random(0)
+    for _ in range(4000):
+        itemsize, taps, stride = rng.choice((1, 2, 4, 8)), rng.randint(2, 40), rng.choice((2, 4, 6, 8, 12, 16))
+        blocks = rng.randint(16, 600)
+        row = MovedAxis((blocks - 1) * stride + taps, taps, stride, 1, 0, blocks, 1, blocks, 1)
+        moves = Moves(itemsize, 256, True, 1, 3, 0, row.size, 0, taps * blocks, (row,))
+        laid = _laid_out(moves, rng.choice((64, 128, 256, 512)), apart=False)
+        last, before = laid.run + 32 // itemsize - 2, rng.randrange(blocks)
+        pixel = last * stride + (before + last) // blocks * (laid.row * laid.word - blocks * stride)
+        pixel += laid.word - 1 + laid.lead + taps - 1
+        left_out = pixel // (LINE_BYTES // itemsize) * max(1, 4 // itemsize) if laid.skewed else 0
+        assert pixel + left_out < laid.size, (moves, laid)
