@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gpufold.elements import is_narrow, widened
-from gpufold.geometry import Size
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
@@ -20,10 +18,6 @@ ALL = slice(None)
 LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_AXIS = 512, 1 << 14, 4, 16
 """Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; columns
 that are copied one by one, where rows cannot; and elements of an axis up to which it makes no inner loop."""
-
-SHORT_LOOP, LONG_LOOP, NEAR_BYTES = 8, 32, 1 << 16
-"""Elements of an inner loop of a copy up to which a longer one is sooner, and of that one at least; and bytes that it
-writes across at most, for it comes by these lines of the cache again."""
 
 BUFFER_BYTES = 1 << 12
 """Of a buffer of a ufunc."""
@@ -97,32 +91,7 @@ def copy_rows(elements: Array, copy: Array) -> None:
             for column in range(elements.shape[-1]):  # along which NumPy's inner loop would be
                 copy[..., column] = elements[..., column]
             return
-        order = _order_of_copy(elements.shape, strides, copy_strides) if moves and size in (1, 2, 4, 8) else None
-        if order is not None:
-            # where arrays differ in what lies side by side, a ufunc's inner loop is along the last axis
-            np.positive(elements.transpose(order).view(f"u{size}"), copy.transpose(order).view(f"u{size}"))
-            return
     copy[...] = elements
-
-
-@lru_cache(maxsize=256)
-def _order_of_copy(shape: Size, strides: Size, copy_strides: Size) -> Size | None:
-    """Return the axes in the order of what is copied, where rows of the copy, along which NumPy goes, are shorter."""
-    if _inner_loop(shape, copy_strides, strides) >= SHORT_LOOP or _inner_loop(shape, strides, copy_strides) < LONG_LOOP:
-        return None
-    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
-    return tuple(order) if shape[order[-1]] * abs(copy_strides[order[-1]]) <= NEAR_BYTES else None
-
-
-def _inner_loop(shape: Size, strides: Size, others: Size) -> int:
-    """Count the elements of NumPy's inner loop over two arrays, in the order of the first."""
-    steps = sorted((abs(step), abs(other), n) for step, other, n in zip(strides, others, shape, strict=True) if n > 1)
-    count, follow = 1, steps[0][:2]
-    for step, other, extent in steps:
-        if (step, other) != follow:
-            break
-        count, follow = count * extent, (step * extent, other * extent)
-    return count
 
 
 def multiply(elements: Array, weights: Array | None, products: Array) -> None:
