@@ -152,7 +152,7 @@ def way(request, monkeypatch):
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
-        monkeypatch.setattr(folding, "SHORT_STEP", 0)
+        monkeypatch.setattr(folding, "PADDED_BYTES", 0)
     if "turned" in request.param:
         for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)
@@ -163,10 +163,10 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(tiles, "LINE_BYTES", 1)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
+        monkeypatch.setattr(folding, "VIEWED", tiles.CACHE_BYTES)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)
-        monkeypatch.setattr(arithmetic, "LONG_LOOP", 3)
         monkeypatch.setattr(elements, "MANY_HALVES", 1)
 
 

@@ -150,27 +150,3 @@ def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
             multiply(cells[cell_index], None if weights is None else weights[column_index], columns[column_index])
-
-
-def unfold_taps(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Move pixels, weighted, into the columns whose taps land on them, tap by tap: inner loops are along the blocks."""
-    factors = spread(weights, columns)
-    for pixels, taps in _each_tap(axes):
-        multiply(image[pixels], None if factors is None else factors[taps], columns[taps])
-
-
-@kept
-def _each_tap(axes: tuple[Axis, ...]) -> tuple[tuple[Index, Index], ...]:
-    """Return the pixels that each tap lands on, and the split columns of them."""
-    pairs = []
-    for taps in product(*(range(axis.kernel) for axis in axes)):
-        reached = [axis.reach(tap) for axis, tap in zip(axes, taps, strict=True)]
-        if all(reached):
-            ends = [
-                (axis.pixel(each[0], tap), axis.pixel(each[-1], tap) + 1)
-                for axis, tap, each in zip(axes, taps, reached, strict=True)
-            ]
-            pixels = (slice(*span, axis.stride) for axis, span in zip(axes, ends, strict=True))
-            blocks = (slice(each.start, each.stop) for each in reached)
-            pairs.append(((ALL, ALL, *pixels), (ALL, ALL, *taps, *blocks)))
-    return tuple(pairs)

@@ -11,13 +11,14 @@ import numpy as np
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
-from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells, unfold_taps
+from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, are_long, fold_runs
 from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
+from gpufold.geometry.tiles import parts_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, on_threads
 
@@ -31,15 +32,14 @@ FEW_BLOCKS, MANY_TAPS = 16, 4
 """Blocks whose pixels a tile has at least, for it cuts those along its edges; and taps in an array operation from which
 its inner loops are long enough without a copy."""
 
-SHORT_STEP, LONG_STEP = 1 << 14, 1 << 20
-"""Bytes of an array operation up to which all are one sooner, on a view of blocks, which lie together or apart."""
-
-PADDED_BYTES, OVERLAP = 1 << 23, 4
+PADDED_BYTES, OVERLAP = 1 << 23, 2
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
-LONG_KERNEL, APART_TAPS, WIDE_ROW = 4, 16, 32
-"""Taps of a row that make an inner loop long enough, two less where pixels or taps lie apart; taps that do; and bytes
-of a row from which one that is taken from pixels apart is copied sooner than its taps are, each of all blocks."""
+LONG_ROW, WIDE_ROW = 4, 8
+"""Taps of a row, and bytes of them, from which they make an inner loop that is long enough."""
+
+VIEWED = 4
+"""The part of a core's cache that the pixels have which are copied at a time, from a view of blocks."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int]:
@@ -102,42 +102,26 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
             shorten_buffers(columns)
-        steps, outside = plan_of(axes).operations, _taps_outside(axes)
-        large = columns.size > tiles.SMALL_ELEMENTS and not columns.dtype.hasobject  # of which NumPy makes no such view
-        one_view = not outside and steps >= MANY_OPERATIONS and not columns.dtype.hasobject
-        apart = large and (axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= APART_TAPS)
-        if large and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps:
+        outside, steps = _taps_outside(axes), plan_of(axes).operations
+        viewed = not columns.dtype.hasobject  # of which NumPy makes no such view
+        if viewed and outside and weights is None and columns.size > tiles.SMALL_ELEMENTS:
             padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
-            if outside and weights is None and OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES:
+            if OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES:
                 whole: Array = np.zeros((*image.shape[:2], *(axis.padded_size for axis in axes)), image.dtype)
                 whole[(ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))] = image
                 image, outside = whole, ()
                 axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
-            one_view = not outside
-        closest = large and not outside and taps_are_closest(columns, axes)
-        by_taps = closest and _have_few_taps(columns, axes)
-        one_view = one_view and not by_taps
-        if not one_view and are_few(max(columns.size, image.size), axes):
+        taps = axes[-1].kernel
+        narrow = taps < LONG_ROW and taps * columns.itemsize < WIDE_ROW and taps_are_closest(columns, axes)
+        if viewed and not (outside or narrow) and (columns.size > tiles.SMALL_ELEMENTS or steps >= MANY_OPERATIONS):
+            return _unfold_view(image, columns, axes, spread(weights, columns))
+        if are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
-        if not image.size:
-            return
-        if one_view or (closest and not by_taps and axes[-1].kernel >= LONG_KERNEL - 2 * apart):
-            return _unfold_view(image, columns, axes, spread(weights, columns))
-        limit = 2 * tiles.TILE_ELEMENTS
-        if closest:  # smaller ones, for the taps of a block are written one after another
-            few = max(tiles.CACHE_BYTES // 4 // columns.itemsize, tiles.STEP_ELEMENTS * steps)
-            limit = tiles.pixels_of(few, columns, image)
-        tiles.for_each_tile(unfold_taps if by_taps else unfold_cells, columns, image, axes, limit, weights)
-
-
-def _have_few_taps(columns: Array, axes: tuple[Axis, ...]) -> bool:
-    """Return whether blocks are so small that to take each tap of all blocks is sooner than to take them row by row."""
-    last, taps = axes[-1], prod(axis.kernel for axis in axes)
-    small = taps > 2 and max(axis.kernel for axis in axes) < LONG_KERNEL and columns.nbytes >= SHORT_STEP * taps
-    follow = taps == last.kernel == last.stride  # the whole array is one row
-    return small and not follow and (last.stride == 1 or last.kernel * columns.itemsize < WIDE_ROW)
+        if image.size:
+            limit = tiles.CACHE_BYTES // VIEWED // image.itemsize if narrow else 2 * tiles.TILE_ELEMENTS
+            tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -146,17 +130,18 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     taps = (axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True))
     blocks = (axis.stride * step for axis, step in zip(axes, image.strides[2:], strict=True))
     view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
-    rank = len(axes)
+    rank, arrays = len(axes), [array for array in (view, weights, columns) if array is not None]
     order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
-    arrays = [array.transpose(order) for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
-    cut, fewest = max((0, 1, *range(1 + rank, columns.ndim - 1)), key=lambda number: arrays[0].shape[number]), 1
-    if tiles.channels_are_last(image, 2) and columns.size <= OVERLAP * image.size:  # else lines of it are read again
-        cut, fewest = 1 + rank, 4 * columns.nbytes // tiles.CACHE_BYTES
+    of_blocks = (*columns.shape[:2], *columns.shape[2 + rank :])
+    touched = min(tiles.LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
 
     def on(threads: int) -> None:
-        parts = max(threads, min(fewest, arrays[0].shape[cut]))
-        for_each(copy, zip(*(np.array_split(array, parts, cut) for array in arrays), strict=True), threads)
+        # few enough for the cache to keep their pixels from tap to tap
+        most = min(tiles.CACHE_BYTES // VIEWED // touched, -(-prod(of_blocks) // threads))
+        parts = parts_of(of_blocks, max(1, most), tiles.channels_are_last(image, 2))
+        indices = [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts]
+        for_each(copy, [tuple([array[index].transpose(order) for array in arrays]) for index in indices], threads)
 
     on_threads((copy, axes, columns.dtype, columns.shape, columns.strides, image.strides), columns.nbytes, on)
 

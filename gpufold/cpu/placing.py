@@ -16,8 +16,8 @@ from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, multiply, shorten_buffers
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
-from gpufold.geometry import Axis, PositionsGeometry, Size
-from gpufold.geometry.tiles import cut_into_tiles
+from gpufold.geometry import PositionsGeometry, Size
+from gpufold.geometry.tiles import parts_of
 from gpufold.threads import for_each, on_threads
 from gpufold.weights import least_weight
 
@@ -71,13 +71,11 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         if not array.size:
             return
     lead = 0 if scatters else array.ndim - rank  # planes come last where each is one more step for a block
-    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in (*array.shape[lead:], *array.shape[:lead]))
-    extents = (1, 1, *(axis.size for axis in unit_axes))
+    extents = (*array.shape[lead:], *array.shape[:lead])
 
     def on(threads: int) -> None:
         most = min(limit, -(-array.size // threads))
-        cut = [tile.pixels[2:] for tile in cut_into_tiles(extents, unit_axes, most)]
-        cut = [(*pixels[array.ndim - lead :], *pixels[: array.ndim - lead]) for pixels in cut]
+        cut = [(*part[array.ndim - lead :], *part[: array.ndim - lead]) for part in parts_of(extents, most)]
         parts = _blocks_near(cut, blocks.shape[-rank:], positions)
         for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts], threads)
 

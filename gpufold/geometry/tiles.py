@@ -21,15 +21,27 @@ class Tile(NamedTuple):
 
 @kept
 def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, channels_last: bool = False) -> tuple[Tile, ...]:
-    """Cut from the outermost axis inwards until a tile has at most `limit` pixels; along an axis, by whole cells.
+    """Cut an image into tiles of at most `limit` pixels, as `parts_of` does; along an axis, by whole cells."""
+    tiles = []
+    for pixels in parts_of(shape, limit, channels_last, (1, 1, *(axis.stride for axis in axes))):
+        sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
+        blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
+        tiles.append(Tile(pixels, blocks, tuple(axis for axis, _ in sections)))
+    return tuple(tiles)
 
-    Where channels are last in memory, those of a pixel stay together as long as they can.
+
+@kept
+def parts_of(
+    shape: Size, limit: int, channels_last: bool = False, units: Size | None = None
+) -> tuple[tuple[slice, ...], ...]:
+    """Cut an array from the outermost axis inwards until each part has at most `limit` elements, in whole units.
+
+    Where channels, the second axis, are last in memory, those of a pixel stay together as long as they can.
     """
-    units = (1, 1, *(axis.stride for axis in axes))
     order = (0, *range(2, len(shape)), 1) if channels_last else tuple(range(len(shape)))
     steps: list[list[slice]] = [[]] * len(shape)
     for place, number in enumerate(order):
-        extent, unit = shape[number], units[number]
+        extent, unit = shape[number], units[number] if units else 1
         inner = prod(shape[inward] for inward in order[place + 1 :])
         fit = max(1, limit // inner)
         step = extent if fit >= extent else max(unit, fit // unit * unit)
@@ -37,9 +49,4 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, channels_las
         step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
         steps[number] = [slice(start, min(start + step, extent)) for start in range(0, extent, step)]
         limit = max(1, limit // min(step, extent))
-    tiles = []
-    for pixels in product(*steps):
-        sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
-        blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
-        tiles.append(Tile(pixels, blocks, tuple(axis for axis, _ in sections)))
-    return tuple(tiles)
+    return tuple(product(*steps))
