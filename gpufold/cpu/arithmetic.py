@@ -15,9 +15,9 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_AXIS = 512, 1 << 14, 4, 16
-"""Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; columns
-that are copied one by one, where rows cannot; and elements of an axis up to which it makes no inner loop."""
+LONG_ROW, MANY_ELEMENTS, SHORT_AXIS = 512, 1 << 14, 16
+"""Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; and
+elements of an axis up to which it makes no inner loop."""
 
 BUFFER_BYTES = 1 << 12
 """Of a buffer of a ufunc."""
@@ -87,10 +87,6 @@ def copy_rows(elements: Array, copy: Array) -> None:
                 as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
                 copy.swapaxes(axis, -1).view(as_one)[...] = elements.swapaxes(axis, -1).view(as_one)
                 return
-        if elements.shape[-1] <= FEW_COLUMNS and elements.shape[-2] >= SHORT_AXIS:
-            for column in range(elements.shape[-1]):  # along which NumPy's inner loop would be
-                copy[..., column] = elements[..., column]
-            return
     copy[...] = elements
 
 
