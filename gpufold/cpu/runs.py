@@ -20,6 +20,7 @@ import numpy as np
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store
+from gpufold.elements import is_narrow, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
 from gpufold.keeping import kept
@@ -162,12 +163,13 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     for source, pixels in zip(columns, image, strict=True):
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
             few = slice(start, start + count)
+            terms = widened(source[few]) if is_narrow(source[few], copied) else source[few]
             for place, some, factors in copies:
-                multiply(rows(source[few][some]), factors, place)
+                multiply(terms[some].reshape(place.shape), factors, place)
             for place in zeros:
                 place[...] = zero
-            for terms, total in added:
-                np.add.reduce(terms, axis=taps, dtype=dtype, out=total, initial=zero)
+            for alike, total in added:
+                np.add.reduce(alike, axis=taps, dtype=dtype, out=total, initial=zero)
             store(cells, pixels[None, few], axes, layout.begin)
 
 
