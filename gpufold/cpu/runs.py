@@ -143,7 +143,8 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     elif len(image) > image.shape[1]:
         columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
-    most = max(1, COPIED_BYTES // (dtype.itemsize * _layout(axes, 1).elements))
+    narrow = is_narrow(columns, image)  # which are widened before, as many bytes once more
+    most = max(1, COPIED_BYTES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
     copied: Array = np.zeros(layout.elements, dtype)
@@ -163,7 +164,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     for source, pixels in zip(columns, image, strict=True):
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
             few = slice(start, start + count)
-            terms = widened(source[few]) if is_narrow(source[few], copied) else source[few]
+            terms = widened(source[few]) if narrow else source[few]
             for place, some, factors in copies:
                 multiply(terms[some].reshape(place.shape), factors, place)
             for place in zeros:
