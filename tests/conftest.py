@@ -150,6 +150,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "SMALL_ELEMENTS", 0)
         monkeypatch.setattr(indexed, "FEW_ELEMENTS", 1 << 30 if "indexed" in request.param else 0)
     if "flat" in request.param:
+        monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
         monkeypatch.setattr(folding, "PADDED_BYTES", 0)
     if "turned" in request.param:

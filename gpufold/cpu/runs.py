@@ -25,8 +25,9 @@ from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
 from gpufold.keeping import kept
 
-LARGE_PLANE = 5000
-"""Sums of a row's phases from which flat runs take less than a copy; where runs reach whole rows, they always do."""
+FLAT_RUN, LARGE_PLANE = 32, 5000
+"""Blocks of a plane from which a flat run is a long enough inner loop, and sums of a row's phases from which it takes
+less than a copy; where runs reach whole rows, it always does."""
 
 DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
@@ -45,7 +46,8 @@ def are_long(columns: Array, axes: tuple[Axis, ...]) -> tuple[int, int]:
     high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
     strips = size - (high - low)
     large = not strips or prod(axis.blocks for axis in axes) * last.stride >= LARGE_PLANE
-    return (low, high) if large and high - low >= 2 * strips and _is_flat(columns, axes) else (0, 0)
+    wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * strips
+    return (low, high) if large and wide and _is_flat(columns, axes) else (0, 0)
 
 
 def _is_flat(columns: Array, axes: tuple[Axis, ...]) -> bool:
