@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from math import prod
-from operator import le
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, multiply, shorten_buffers
+from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
@@ -27,7 +26,7 @@ BLOCK_START, ROW_START = 1 << 10, 8
 LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 """Elements whose indices are made at a time, and that are taken at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 13
+FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 10
 """Blocks up to which small ones are added one by one at once: to look for those that a tile meets takes longer; blocks
 from which, and elements of each up to which, they are taken together."""
 
@@ -119,12 +118,14 @@ def _add_to_tile(
 
 def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
     """Yield the number of each block that meets an array, the pixels that it meets, and with which taps."""
-    for number, pixel in enumerate(first.tolist()):
-        ends = [p + taps for p, taps in zip(pixel, block, strict=True)]
-        if min(pixel) >= 0 and all(map(le, ends, size)):
-            yield number, (..., *map(slice, pixel, ends)), (...,)
+    inside = np.logical_and.reduce((first >= 0) & (first <= np.subtract(size, block)), axis=1).tolist()
+    ends = (first + block).tolist()  # which wrap around for none that lie inside
+    for number, (pixel, end, whole) in enumerate(zip(first.tolist(), ends, inside, strict=True)):
+        if whole:
+            yield number, (..., *map(slice, pixel, end)), (...,)
             continue
-        spans = [(p, max(p, 0), min(stop, extent)) for p, stop, extent in zip(pixel, ends, size, strict=True)]
+        each = zip(pixel, block, size, strict=True)
+        spans = [(p, max(p, 0), min(p + taps, extent)) for p, taps, extent in each]
         if all(start < stop for _, start, stop in spans):
             taps = (slice(start - p, stop - p) for p, start, stop in spans)
             yield number, (..., *(slice(start, stop) for _, start, stop in spans)), (..., *taps)
@@ -239,7 +240,10 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
     if not nearest:
         blocks[partial] = np.zeros((), blocks.dtype)
     for number, pixels, met in _placed(first, side, size):
-        multiply(array[pixels], None if weights is None else weights[met], blocks[number][met])
+        if weights is None:
+            copy_rows(array[pixels], blocks[number][met])
+        else:
+            multiply(array[pixels], weights[met], blocks[number][met])
     for number in partial[:, None] if nearest else ():
         _take_beyond(array, blocks, first, weights, True, number)
 
