@@ -28,8 +28,9 @@ Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 LONG_ELEMENTS = 1 << 9
 """Of an array operation on a tile at least: to start one takes little beside that."""
 
-FEW_BLOCKS = 16
-"""Blocks whose pixels a tile has at least, for it cuts those along its edges."""
+FEW_BLOCKS, MANY_TAPS = 16, 4
+"""Blocks whose pixels a tile has at least, for it cuts those along its edges; and taps in an array operation from which
+its inner loops are long enough without a copy."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 2
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
@@ -55,7 +56,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
         most = min(2 * tiles.CACHE_BYTES // size, tiles.pixels_of(tiles.STEP_ELEMENTS * steps, columns, image))
         return fold_runs, max(tiles.TILE_ELEMENTS, most)
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
-    if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
+    if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
         copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
         return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image)
