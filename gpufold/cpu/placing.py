@@ -26,7 +26,7 @@ BLOCK_START, ROW_START = 1 << 10, 8
 LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 """Elements whose indices are made at a time, and that are taken at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 10
+FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 3 << 9
 """Blocks up to which small ones are added one by one at once: to look for those that a tile meets takes longer; blocks
 from which, and elements of each up to which, they are taken together."""
 
