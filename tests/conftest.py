@@ -167,3 +167,18 @@ def on(request, monkeypatch):
     monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
     with passing_for_gpu(monkeypatch):
         yield request.param
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path):
+    """The stand-in for CuPy, where nothing is loaded, with a device of which nothing is known yet."""
+    from fronts import on_the_stand_in
+
+    from bench.hostcuda import fake_cupy
+    from gpufold.gpu import tuning
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(fake_cupy, "_loaded", {})
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    with on_the_stand_in(monkeypatch, tuning._name) as cupy:
+        yield cupy

@@ -20,11 +20,9 @@ from pathlib import Path
 
 import pytest
 from faults import copy_checkout
-from fronts import on_the_stand_in
 
 from bench.__main__ import _parser, main
 from bench.gpu_session import DONE, FAILED, STEPS, STOPPED, Session, half_an_hour, run_tests
-from bench.hostcuda import fake_cupy
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
 from bench.results import geometric_mean
@@ -313,15 +311,6 @@ def test_a_line_that_was_cut_is_not_read(tmp_path):
 
 
 # ---- races of every problem, and what they say of the rule
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """The stand-in, of whose device nothing is known."""
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setenv("GPUFOLD_CACHE_DIR", "")
-    with on_the_stand_in(monkeypatch) as cupy:
-        yield cupy
 
 
 def test_every_problem_of_a_gpu_is_raced_in_each_dtype_and_several_batches():

@@ -15,7 +15,6 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 import specialisations as specialised
-from fronts import on_the_stand_in
 from processes import CHECKOUT, python
 from specialisations import SOURCES
 
@@ -136,14 +135,11 @@ def test_a_changed_header_is_another_specialisation(kernels):
 
 
 @pytest.fixture
-def launch(monkeypatch):
-    """The module that launches, on the stand-in for CuPy, where nothing is loaded yet."""
+def launch(cupy):
+    """The module that launches, on the stand-in for CuPy."""
     from gpufold.gpu import launch
 
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setattr(fake_cupy, "_loaded", {})
-    with on_the_stand_in(monkeypatch):
-        yield launch
+    return launch
 
 
 def test_the_driver_says_what_plans_depend_on(launch):
