@@ -36,8 +36,9 @@ from cases import (
     PositionsCase,
     SpaceCase,
     assert_same_bits,
-    awkward_window,
-    narrow_window,
+    awkward_weights,
+    narrow_weights,
+    ordinary_weights,
     random_case,
     random_positions_case,
     random_space_case,
@@ -111,7 +112,7 @@ SERVED = {
 SUMMED = [pair for pair in WIDENINGS if {*pair} <= {dtype.name for dtype in DTYPES}]
 """Dtypes, with a wider one that they are summed in; there may be no bfloat16."""
 
-WINDOWS = {"ordinary": window_of, "awkward": awkward_window, "narrow": narrow_window}
+WINDOWS = {"ordinary": ordinary_weights, "awkward": awkward_weights, "narrow": narrow_weights}
 
 
 class Row(NamedTuple):
@@ -249,7 +250,7 @@ def call_of_row(row, what) -> tuple[Call, np.ndarray | None]:
     options = {}
     if operation in (*SUMS, *WEIGHED):
         block = case.kernel_size if isinstance(case, Case) else case.block
-        options["window"] = None if kind == "none" else WINDOWS[what.windows](kind, block, dtype, seed)
+        options["window"] = window_of(kind, block, dtype, seed, WINDOWS[what.windows])
     if operation == "take_blocks":
         options["mode"] = what.mode
     if what.weight_out:

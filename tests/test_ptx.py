@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import POSITIONS_CASES, BlocksCase, SpaceCase, assert_same_bits, awkward_window, window_of
+from cases import POSITIONS_CASES, BlocksCase, SpaceCase, assert_same_bits, awkward_weights, window_of
 from executors import arrays_of, calls_of, execute, plans_of, wide_offsets
 from faults import FAULTS
 from test_gpu import FUNCTIONS, SHORT_CASES, SLIDING, launches, symbols_of
@@ -36,7 +36,7 @@ def first(case, name, **options):
 
 def awkward(dtype):
     """Describe a call with infinite weights and NaN: zero times these, of a tap that does not exist, is NaN."""
-    return first(WORDS, dtype, window=awkward_window("separable", WORDS.kernel_size, dtype, 2))
+    return first(WORDS, dtype, window=window_of("separable", WORDS.kernel_size, dtype, 2, awkward_weights))
 
 
 def of_blocks(dtype, side, stride):
