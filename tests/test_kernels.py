@@ -7,7 +7,6 @@ name and a number: `make test` runs each once, `--all` with further dtypes, fusi
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
@@ -436,29 +435,6 @@ def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed, count):
             layouts = {"read": rng.choice(list(LAYOUTS)), "written": rng.choice(list(LAYOUTS)[:-1])}
             each = what._replace(seed=number, device=rng.choice(DEVICES), wide=False, **layouts)
             check(Row(operation, case), seed + 1, each)
-
-
-def test_what_make_test_draws_brings_everything_together():
-    """Each variant with each executor, and each dtype, fusion and layout with some variant of each operation."""
-    found = defaultdict(set)
-    for row in ROWS:
-        what = drawn(row, 0)
-        for variant in what.variants:
-            found[row.operation, variant].add(what.executor)
-        found[row.operation].update((what.read, what.written, what.device, what.wide))
-        if row.operation in SUMS:
-            found["dtypes"].add(np.dtype(what.dtype))
-            found["fusions"].add(what.fusion)
-            found["windows"].add(what.fusion[1] != "none" and what.windows)
-            found["widened"].add(bool(what.source))
-    for operation in ("col2im", "im2col", "batch_to_space", "space_to_batch", "add_blocks"):
-        for variant in variants(operation):
-            assert found[operation, variant] == {"plain", "observed", "shuffled"}, variant
-        assert {*LAYOUTS, *DEVICES, True} <= found[operation], operation
-    assert found["fusions"] == {("sum", "none", False), *FUSIONS}
-    assert {*WINDOWS} <= found["windows"]
-    assert found["dtypes"] == set(DTYPES)
-    assert True in found["widened"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
