@@ -67,10 +67,10 @@ FAULTS = (
     # --- kernels: instructions and annotations
     Fault("additions that flush denormals", "kernels/common.cuh",
           '    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));', "    result = sum + value;",
-          FIGURES + "machine_code_keeps_denormals[float32--sum-none]"),
+          FIGURES + "machine_code_keeps_denormals[float-float-none]"),
     Fault("conversions that flush denormals", "kernels/common.cuh",
           '    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(number));', "    wide = number;",
-          FIGURES + "machine_code_keeps_denormals[float64-float32-sum-none]"),
+          FIGURES + "machine_code_keeps_denormals[float-double-none]"),
     Fault("a question about a pointer to Booleans, on which NVRTC fails", "kernels/common.cuh",
           """    const void* any = address; // NVRTC fails on the question below where it is of Booleans
     asm("" : "+l"(any));
@@ -82,7 +82,7 @@ FAULTS = (
 """,
           FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_binned.cu]"),
     Fault("products that are fused with additions", "kernels/common.cuh", "    return __dmul_rn(a, b);",
-          "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]"),
+          "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[double]"),
     Fault("a word zeroed in the register of its address", "kernels/common.cuh",
           """mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
         : "=&l"(word)""",
