@@ -350,7 +350,7 @@ def check(row, number, what=None):
                 if arrays.weight_out is not None:
                     laid.weight_out[...] = arrays.weight_out
                 try:
-                    execute(plan, laid, what.executor, **({"seed": what.seed} if what.executor == "shuffled" else {}))
+                    execute(plan, laid, what.executor, seed=what.seed)
                 except hostcuda.Fault as fault:
                     raise AssertionError(f"{where}{fault}") from fault
                 compare(call, before, what, variant, laid, wanted, where)

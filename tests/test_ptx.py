@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import POSITIONS_CASES, BlocksCase, SpaceCase, assert_same_bits, awkward_weights, window_of
-from executors import arrays_of, calls_of, execute, plans_of, wide_offsets
+from executors import arrays_of, calls_of, plans_of, wide_offsets
 from faults import FAULTS
 from test_gpu import FUNCTIONS, SHORT_CASES, SLIDING, launches, symbols_of
 from test_sources import STATEMENT
@@ -91,7 +91,7 @@ def test_machine_code_gives_the_bits_of_the_numpy_path(name, architecture):
     """Instructions differ: 64-bit integers are added and compared in one from compute capability 12.0 on."""
     with planned(name) as (call, arrays, plan):
         device = replace(H200, compute_capability=divmod(architecture, 10))
-        execute(plan, arrays, "machine code", device=device)
+        hostcuda.work(plan, *arrays[:4], device=device)
         assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes
     got, want = arrays.result, call.on(call.data.copy())
     assert np.any(got != 0)
