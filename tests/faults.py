@@ -277,7 +277,7 @@ INLINE_PTX = {
 
 BARRIER = re.compile(r"__sync\w+\(\);")
 BARRIERS = {
-    "add_blocks_binned.cu": ("", ""),  # beside exchanges between lanes, at which the host build waits too
+    "add_blocks_binned.cu": ("", ""),  # no case is known: lanes exchange values beside them
     "add_blocks_output_driven.cu": ("add_blocks-every-border", "add_blocks-more-than-a-block-of-threads-tests"),
     "batch_to_space_packed.cu": ("batch_to_space-nchw-odd-crop", "batch_to_space-openvino-page-2d"),
     "bins.cu": (*["add_blocks-more-than-a-block-of-threads-tests"] * 5, "add_blocks-more-blocks-than-marks"),
