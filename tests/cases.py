@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import definition
 import numpy as np
-import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import gpufold
@@ -582,11 +581,6 @@ AVERAGE_CASES = (
 )
 
 
-def with_extents(case: Case, batch: int | None, channels: int) -> Case:
-    """The same geometry with another N and C."""
-    return replace(case, batch=batch, channels=channels)
-
-
 def values(shape, dtype, seed: int = 0):
     """Random elements over the dtype's whole range: signed zeros, denormals and wrap-around included."""
     rng = np.random.default_rng(seed)
@@ -609,48 +603,34 @@ def values(shape, dtype, seed: int = 0):
 INEXACT = tuple(dtype for dtype in DTYPES if dtype.kind not in "biu")
 
 
-def window_of(kind: str, kernel_size, dtype, seed: int = 0):
-    """A window for data of a dtype, or None; with weights of zero, as at the ends of a Hann window, and below."""
-    rng = np.random.default_rng(seed)
-    real = definition.weight_dtype(np.dtype(dtype))
-
-    def weights(*shape):
-        numbers = rng.random(shape) + 0.125
-        zero = rng.integers(0, 5, shape) == 0
-        zero.flat[zero.size // 2] = False  # never all of them: every result would be zero
-        return np.where(zero, 0, np.where(rng.random(shape) < 0.1, -numbers, numbers)).astype(real)
-
-    if kind == "separable":
-        return tuple(weights(taps) for taps in kernel_size)
-    return weights(*kernel_size) if kind == "full" else None
+def ordinary_weights(rng, shape, dtype):
+    """Weights with zeros among them, as at the ends of a Hann window, and numbers below."""
+    numbers = rng.random(shape) + 0.125
+    zero = rng.integers(0, 5, shape) == 0
+    zero.flat[zero.size // 2] = False  # never all of them: every result would be zero
+    return np.where(zero, 0, np.where(rng.random(shape) < 0.1, -numbers, numbers)).astype(dtype)
 
 
-def awkward_window(kind: str, kernel_size, dtype, seed: int = 0):
-    """A window with infinities, NaN, denormals, zeros, and weights whose products overflow, among ordinary ones."""
-    rng = np.random.default_rng(seed)
-    real = definition.weight_dtype(np.dtype(dtype))
-    facts = np.finfo(real)
-    awkward = np.array(
-        [np.inf, -np.inf, np.nan, facts.smallest_subnormal, facts.max, -facts.max, facts.tiny, 0.0, -0.0], real
-    )
-
-    def weights(*shape):
-        ordinary = rng.standard_normal(shape).astype(real)
-        return np.where(rng.random(shape) < 0.5, rng.choice(awkward, shape), ordinary)
-
-    return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
+def awkward_weights(rng, shape, dtype):
+    """Infinities, NaN, denormals, zeros, and weights whose products overflow, among ordinary ones."""
+    facts = np.finfo(dtype)
+    awkward = np.inf, -np.inf, np.nan, facts.smallest_subnormal, facts.max, -facts.max, facts.tiny, 0.0, -0.0
+    ordinary = rng.standard_normal(shape).astype(dtype)
+    return np.where(rng.random(shape) < 0.5, rng.choice(np.array(awkward, dtype), shape), ordinary)
 
 
-def narrow_window(kind: str, kernel_size, dtype, seed: int = 0):
+def narrow_weights(rng, shape, dtype):
     """Weights whose products are below the smallest number of their dtype, with zeros and negative ones among them."""
-    real = definition.weight_dtype(np.dtype(dtype))
-    rng, lowest = np.random.default_rng(seed), np.finfo(real).minexp
+    drawn = np.ldexp(1 + rng.random(shape), rng.integers(np.finfo(dtype).minexp, 1, shape)).astype(dtype)
+    return np.where(rng.random(shape) < 0.1, 0, drawn * rng.choice((-1, 1, 1), shape)).astype(dtype)
 
-    def weights(*shape):
-        drawn = np.ldexp(1 + rng.random(shape), rng.integers(lowest, 1, shape)).astype(real)
-        return np.where(rng.random(shape) < 0.1, 0, drawn * rng.choice((-1, 1, 1), shape)).astype(real)
 
-    return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
+def window_of(kind: str, kernel_size, dtype, seed: int = 0, weights=ordinary_weights):
+    """A window for data of a dtype, or None; of weights that a function draws."""
+    rng, real = np.random.default_rng(seed), definition.weight_dtype(np.dtype(dtype))
+    if kind == "separable":
+        return tuple(weights(rng, (taps,), real) for taps in kernel_size)
+    return weights(rng, kernel_size, real) if kind == "full" else None
 
 
 WIDENINGS = (
@@ -740,10 +720,6 @@ def unfold(case, image, **options):
 def garbage(shape, dtype):
     """An array of a pattern that no sum of ours leaves behind."""
     return np.frombuffer(b"\xa5" * (prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape).copy()
-
-
-SANITIZED = pytest.param("sanitized", marks=pytest.mark.all)
-"""The mode whose builds take longest, for --all; "observed" looks at bounds too."""
 
 
 def peak_of(call):

@@ -20,36 +20,32 @@ from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
 
 
 @cache
-def no_gpu() -> str | None:
-    """Why tests of marker `gpu` cannot run, or None."""
-    if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed"
-    import cupy
+def missing(mark, name=""):
+    """Say why tests with a mark cannot run, or nothing."""
+    if mark == "gpu":
+        if reason := missing("peer", "cupy"):
+            return reason
+        import cupy
 
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no CUDA device: {error}"
-    return None if count else "no CUDA device"
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            return f"no CUDA device: {error}"
+        return None if count else "no CUDA device"
+    if mark in ("hostcuda", "nvrtc", "nvcc"):
+        from bench import hostcuda
 
-
-@cache
-def no_tool(mark: str) -> str | None:
-    """Why tests of marker `hostcuda`, `nvrtc` or `nvcc` cannot run, or None."""
-    from bench import hostcuda
-
-    return {"hostcuda": hostcuda, "nvrtc": hostcuda.cubin, "nvcc": hostcuda.nvcc}[mark].unavailable()
-
-
-@cache
-def no_site() -> str | None:
-    """Why tests of marker `site` cannot run, or None."""
-    if not (Path(__file__).resolve().parent.parent / "docs" / "_build" / "html" / "index.html").is_file():
-        return "the site is not built (make docs)"
-    if importlib.util.find_spec("selenium") is None:
-        return "selenium is not installed (make docs installs it)"
-    missing = [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
-    return f"{' and '.join(missing)} are not on the PATH" if missing else None
+        return {"hostcuda": hostcuda, "nvrtc": hostcuda.cubin, "nvcc": hostcuda.nvcc}[mark].unavailable()
+    if mark == "site":
+        if not (Path(__file__).parents[1] / "docs" / "_build" / "html" / "index.html").is_file():
+            return "the site is not built (make docs)"
+        absent = [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
+        return missing("peer", "selenium") or (f"{' and '.join(absent)} are not on the PATH" if absent else None)
+    if mark == "peer" and importlib.util.find_spec(name) is None:
+        return f"{name} is not installed"
+    if mark == "beside" and not (Path(sys.prefix) / name).is_dir():
+        return f"{name} is not in the environment (make test ALL=1 installs it)"
+    return None
 
 
 def pytest_configure(config):
@@ -88,7 +84,7 @@ def pytest_collection_modifyitems(config, items):
             dropped.append(item)
             continue
         kept.append(item)
-        if reason := next(filter(None, (missing(mark.name, *mark.args) for mark in item.iter_markers())), None):
+        if reason := next(filter(None, (missing(mark.name, *mark.args[:1]) for mark in item.iter_markers())), None):
             item.add_marker(pytest.mark.skip(reason=reason))
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept
@@ -105,19 +101,6 @@ def one_of(step, name):
 def pytest_collection_finish():
     """Let the garbage collector pass over all tests, each time that it collects what one of them leaves."""
     gc.freeze()
-
-
-def missing(mark, name="", *_):
-    """Say why tests with a mark cannot run, or nothing."""
-    if mark in ("gpu", "site"):
-        return no_gpu() if mark == "gpu" else no_site()
-    if mark in ("hostcuda", "nvrtc", "nvcc"):
-        return no_tool(mark)
-    if mark == "peer" and importlib.util.find_spec(name) is None:
-        return f"{name} is not installed"
-    if mark == "beside" and not (Path(sys.prefix) / name).is_dir():
-        return f"{name} is not in the environment (make test ALL=1 installs it)"
-    return None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -184,3 +167,18 @@ def on(request, monkeypatch):
     monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
     with passing_for_gpu(monkeypatch):
         yield request.param
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path):
+    """The stand-in for CuPy, where nothing is loaded, with a device of which nothing is known yet."""
+    from fronts import on_the_stand_in
+
+    from bench.hostcuda import fake_cupy
+    from gpufold.gpu import tuning
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(fake_cupy, "_loaded", {})
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    with on_the_stand_in(monkeypatch, tuning._name) as cupy:
+        yield cupy

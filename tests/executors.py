@@ -221,13 +221,6 @@ class Arrays(NamedTuple):
     weight_out: np.ndarray | None = None
 
 
-EXECUTORS = {
-    **{mode: partial(hostcuda.run, mode=mode) for mode in ("plain", "observed", "shuffled", "sanitized")},
-    "machine code": hostcuda.work,
-}
-"""By name, what executes a plan on NumPy arrays: the builds by g++, and the interpreter of what NVRTC makes."""
-
-
 def arrays_of(call: Call, before=None) -> Arrays:
     """The arrays of a call, contiguous, with what a result is added to."""
     description, options = call.described(), call.options
@@ -265,12 +258,9 @@ def wide_offsets(*caches: Any) -> Iterator[None]:
 
 
 def execute(plan: Plan, arrays: Arrays, executor: str = "plain", **options) -> None:
-    """Let an executor run a plan."""
-    given = arrays._asdict()
-    if given["weight_out"] is None:
-        del given["weight_out"]
-    data, result = given.pop("input"), given.pop("result")
-    EXECUTORS[executor](plan, data, result, **given, **options)
+    """Let the build by g++ run a plan, in a mode of its own."""
+    *given, weight_out = arrays
+    hostcuda.run(plan, *given, weight_out=weight_out, mode=executor, **options)
 
 
 def run(call: Call, variant: str, before=None, device: Device = H200, executor: str = "plain", **options):

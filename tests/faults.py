@@ -67,10 +67,10 @@ FAULTS = (
     # --- kernels: instructions and annotations
     Fault("additions that flush denormals", "kernels/common.cuh",
           '    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));', "    result = sum + value;",
-          FIGURES + "machine_code_keeps_denormals[float32--sum-none]"),
+          FIGURES + "machine_code_keeps_denormals[float-float-none]"),
     Fault("conversions that flush denormals", "kernels/common.cuh",
           '    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(number));', "    wide = number;",
-          FIGURES + "machine_code_keeps_denormals[float64-float32-sum-none]"),
+          FIGURES + "machine_code_keeps_denormals[float-double-none]"),
     Fault("a question about a pointer to Booleans, on which NVRTC fails", "kernels/common.cuh",
           """    const void* any = address; // NVRTC fails on the question below where it is of Booleans
     asm("" : "+l"(any));
@@ -82,7 +82,7 @@ FAULTS = (
 """,
           FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_binned.cu]"),
     Fault("products that are fused with additions", "kernels/common.cuh", "    return __dmul_rn(a, b);",
-          "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]"),
+          "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[double]"),
     Fault("a word zeroed in the register of its address", "kernels/common.cuh",
           """mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
         : "=&l"(word)""",
@@ -275,53 +275,33 @@ INLINE_PTX = {
 }
 """Of each file: what stands there once, what replaces it, and the case of the machine code's test that must notice."""
 
-DILATED = "[col2im-bug-3d-columns-with-dilated-kernel-0]"
-SEVERAL_LISTS = "[add_blocks-more-than-a-block-of-threads-tests-0]"
-
-BARRIERS = {
-    "col2im_gather.cu": (("        __syncwarp();\n", "[col2im-bug-uncovered-pixels-never-written-0]"),),
-    "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-1d-blocks-0]"),),
-    "im2col_runs.cu": (
-        ("__syncthreads(); // all have stored the taps before", "[im2col-3d-runs-0]"),
-        (
-            "        __syncthreads();\n#pragma unroll\n        for (int n = 0; n < pieces; ++n) {",
-            "[im2col-run-after-run-0]",
-        ),
-    ),
-    "im2col_staged.cu": (
-        ("__syncthreads(); // all have stored the taps before", "[im2col-column-0]"),
-        ("        __syncthreads();\n\n#pragma unroll 1\n        for (int part", "[im2col-row-after-row-0]"),
-    ),
-    "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-blocks-at-a-stride-0]"),),
-    "batch_to_space_packed.cu": (
-        ("__syncwarp();\n        WholeRun<", "[batch_to_space-nchw-odd-crop-0]"),
-        ("__syncwarp();\n        store_run<", "[batch_to_space-openvino-page-2d-0]"),
-    ),
-    "col2im_gather_blocks.cu": (
-        ("__syncthreads(); // until all have read", "[col2im-one-tile-of-several-rows-0]"),
-        ("__syncthreads(); // until all of it", DILATED),
-    ),
-    "add_blocks_output_driven.cu": (
-        ("__syncthreads();\n\n        for (int of_lanes = 0;", SEVERAL_LISTS),
-        ("counts[warp] = of_warp;\n        __syncthreads();\n", "[add_blocks-every-border-0]"),
-    ),
-    "bins.cu": (
-        ("of_warp[warp] = until;\n        __syncthreads();\n", SEVERAL_LISTS),
-        ("total);\n        __syncthreads();\n", SEVERAL_LISTS),
-        ("marked[mark] = false;\n            __syncthreads();\n", SEVERAL_LISTS),
-        ("marked[blocks[other] - first] = true;\n            __syncthreads();\n", SEVERAL_LISTS),
-        ("found[thread] += marked[mark];\n            __syncthreads();\n", SEVERAL_LISTS),
-        ("*place++ = first + mark;\n            __syncthreads();\n", "[add_blocks-more-blocks-than-marks-0]"),
-    ),
-}
-"""Of each file: a barrier between what stands around it once, and the case that must notice that it is gone."""
 BARRIER = re.compile(r"__sync\w+\(\);")
+BARRIERS = {
+    "add_blocks_binned.cu": ("", ""),  # no case is known: lanes exchange values beside them
+    "add_blocks_output_driven.cu": ("add_blocks-every-border", "add_blocks-more-than-a-block-of-threads-tests"),
+    "batch_to_space_packed.cu": ("batch_to_space-nchw-odd-crop", "batch_to_space-openvino-page-2d"),
+    "bins.cu": (*["add_blocks-more-than-a-block-of-threads-tests"] * 5, "add_blocks-more-blocks-than-marks"),
+    "col2im_gather.cu": ("col2im-bug-uncovered-pixels-never-written",),
+    "col2im_gather_blocks.cu": ("col2im-one-tile-of-several-rows", "col2im-bug-3d-columns-with-dilated-kernel"),
+    "im2col_packed.cu": ("im2col-blocks-at-a-stride",),
+    "im2col_runs.cu": ("im2col-3d-runs", "im2col-run-after-run"),
+    "im2col_staged.cu": ("im2col-column", "im2col-row-after-row"),
+    "packing.cuh": ("im2col-1d-blocks",),
+}
+"""Of each file: for one barrier after the other, the case that must notice that it is gone, if one does."""
 
-FAULTS += tuple(
-    Fault(f"no barrier in {file}: {text.strip()}", f"kernels/{file}", text, BARRIER.sub(";", text), KERNELS + case)
-    for file, barriers in BARRIERS.items()
-    for text, case in barriers
-)
+
+def without_barriers() -> Iterator[Fault]:
+    for path in sorted((CHECKOUT / "kernels").glob("*.cu*")):
+        found = BARRIER.finditer(text := path.read_text())
+        for number, (barrier, case) in enumerate(zip(found, BARRIERS.get(path.name, ()), strict=True)):
+            if case:
+                before = text[: barrier.start()]
+                name, file = f"no barrier {number} in {path.name}", f"kernels/{path.name}"
+                yield Fault(name, file, before + barrier[0], before + ";", f"{KERNELS}[{case}-0]")
+
+
+FAULTS += tuple(without_barriers())
 
 
 def as_written(text: str) -> str:

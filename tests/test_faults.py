@@ -10,8 +10,6 @@ from faults import CHECKOUT, FAULTS, of_this_machine, run_tests
 def test_a_fault_changes_one_place_of_its_file(fault):
     text = (CHECKOUT / fault.file).read_text()
     assert fault.breaks(text) != text
-    module, function = fault.test.partition("[")[0].split("::")
-    assert f"def {function}(" in (CHECKOUT / module).read_text(), fault.test
 
 
 @pytest.mark.all

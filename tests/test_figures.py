@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import random
 import re
-from contextlib import suppress
+from collections import defaultdict
 from itertools import cycle, islice
 from math import prod
 
 import numpy as np
 import pytest
-from cases import FUSIONS, KERNEL_MODES, Case, weights_of, window_of
+from cases import FUSIONS, KERNEL_MODES, weights_of, window_of
 from executors import wide_offsets
-from specialisations import SOURCES, plans, specialisations, whole_blocks
+from specialisations import SOURCES, plans
 
 from bench import hostcuda
 from bench.count import SCALED, smaller, work_on
 from bench.problems import itemsize_of, plan_of, select
-from gpufold.calls import PLAIN, Call, Fusion, Unsupported
-from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
+from gpufold.calls import PLAIN, Call, Fusion
+from gpufold.geometry import add_blocks_geometry, take_blocks_geometry
 from gpufold.given import WINDOWS
 from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
 from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS, program, symbols
-from gpufold.operations import variants
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 
@@ -35,7 +34,7 @@ pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_specialisation_compiles_for_every_architecture(source, architecture):
-    for defines in specialisations()[source]:
+    for defines in {plan.defines for plan in plans() if plan.source == source}:
         assert hostcuda.cubin.compile(source, defines, architecture), defines
 
 
@@ -45,9 +44,10 @@ def test_every_kernel_compiles_for_every_dtype(source):
 
     Each is for another architecture, until there was one for all.
     """
-    of_dtype, drawn = {}, random.Random(source)
-    for defines in specialisations()[source]:
-        of_dtype.setdefault(dict(defines).get("SCALAR"), []).append(defines)
+    of_dtype, drawn = defaultdict(list), random.Random(source)
+    for plan in plans():
+        if plan.source == source:
+            of_dtype[dict(plan.defines)["SCALAR"]].append(plan.defines)
     scalars = [scalar for scalar in of_dtype for _ in range(8 if scalar == "Boolean" else 1)]
     architectures = drawn.sample(hostcuda.cubin.ARCHITECTURES, len(hostcuda.cubin.ARCHITECTURES))
     pairs = zip(cycle(scalars), cycle(architectures), strict=False)
@@ -82,53 +82,34 @@ def test_machine_code_takes_what_plans_say_and_any_multiprocessor_has(symbol):
         assert not [kind for kind in counts if kind.split(".")[0] in ("LD", "ST")], plan
 
 
-def rounding_plans(dtype, fusion, source=""):
-    """Give a plan of every kernel that computes with the elements of a dtype, or adds those of a narrower one to it."""
-    case = Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3))
-    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
-    columns, image = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
-    placed = add_blocks_geometry((3, 64, 64), (9, 3, 8, 8), (9, 2))
-    blocks, array = Operand.contiguous(placed.blocks_shape), Operand.contiguous(placed.array_shape)
-    window = Fusion("sum", fusion.window)
-    for operation, *problem, fused in (
-        ("col2im", geometry, dtype, columns, image, fusion),
-        ("col2im", geometry, dtype, whole_blocks(geometry), image, fusion),
-        ("im2col", geometry, dtype, image, columns, window),
-        ("add_blocks", placed, dtype, blocks, array, window._replace(accumulate=True)),
-        ("take_blocks", placed, dtype, array, blocks, window),
-    ):
-        if source and operation not in ("col2im", "add_blocks"):
-            continue
-        for variant in variants(operation):
-            with suppress(Unsupported):
-                yield choose(Call(operation, *problem[:2], fused, variant, source=source), *problem[2:])
+def plans_with(**defines):
+    """Draw a plan of every kernel with these defines."""
+    found = defaultdict(list)
+    for plan in plans():
+        if defines.items() <= dict(plan.defines).items():
+            found[plan.symbol].append(plan)
+    assert len(found) > 2
+    return [random.Random(symbol).choice(of_kernel) for symbol, of_kernel in found.items()]
 
 
-@pytest.mark.parametrize(
-    "fusion",
-    [PLAIN, Fusion("sum", "separable"), Fusion("least_squares", "full")],
-    ids=lambda fusion: f"{fusion.reduction}-{fusion.window}",
-)
-@pytest.mark.parametrize(("dtype", "source"), [("float32", ""), ("float64", "float32")])
-def test_machine_code_keeps_denormals(dtype, source, fusion):
-    """CuPy lets the compiler flush them, and no kernel lets it: the code is the same as where it may not.
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("scalar", "accumulator"), [("float", "float"), ("float", "double")])
+def test_machine_code_keeps_denormals(scalar, accumulator, window):
+    """CuPy lets the compiler flush them, and no kernel lets it: the arithmetic is the same as where it may not.
 
     But for comparisons: they are with the smallest normal number, on whose side a flushed denormal stays. The
     hardware's own atomic addition of float32 does flush.
     """
-    for plan in rounding_plans(dtype, fusion, source):
-        code = [hostcuda.cubin.section(plan, f".text.{plan.symbol}", flush=flush) for flush in (True, False)]
-        assert all(code), plan
-        if code[0] == code[1]:
-            continue
+    for plan in plans_with(SCALAR=scalar, ACCUMULATOR=accumulator, WINDOW=window):
         flushed, kept = (hostcuda.cubin.instruction_counts(plan, flush=flush) for flush in (True, False))
-        changed = (flushed - kept) + (kept - flushed)
-        assert all(name.startswith("FSETP") for name in changed), f"{changed} of {plan}"
+        arithmetic = re.compile(r"(?!FSETP)[FD]|MUFU")
+        changed = [name for name in (flushed - kept) + (kept - flushed) if arithmetic.match(name)]
+        assert not changed, f"{changed} of {plan}"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_machine_code_rounds_products_before_it_adds_them(dtype):
-    for plan in rounding_plans(dtype, Fusion("sum", "separable")):
+@pytest.mark.parametrize("scalar", ["float", "double"])
+def test_machine_code_rounds_products_before_it_adds_them(scalar):
+    for plan in plans_with(SCALAR=scalar, ACCUMULATOR=scalar, WINDOW="separable", REDUCTION="sum"):
         names = hostcuda.cubin.instruction_counts(plan)
         assert any(name.startswith(("FMUL", "DMUL")) for name in names), plan
         assert not any(name.startswith(("FFMA", "DFMA")) for name in names), f"{names} of {plan}"

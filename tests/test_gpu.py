@@ -10,8 +10,11 @@ tests/test_fake_cupy.py runs this file on the host build of the kernels.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
+import os
 import re
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -41,7 +44,6 @@ from cases import (
 )
 from executors import GIVEN, ONE_THREAD, OPERATIONS_OF, Call, arrays_of, calls_of, plans_of, wide_offsets
 from numpy.lib.array_utils import byte_bounds
-from processes import alone, end_where_the_device_is_dead
 from test_kernels import ROWS, assert_answer, compare, drawn, drawn_call, expected, laid_out
 
 import gpufold
@@ -93,13 +95,30 @@ SHORT_CASES = (
 
 @pytest.fixture(autouse=True)
 def _named_by_its_own_error(request):
-    """End the process where a test leaves the device in error, before the next test has to answer for it."""
-    yield
-    if "cupy" in request.fixturenames:
-        import cupy
+    """End the process where a test leaves the device in error, before the next test has to answer for it.
 
-        error = cupy.cuda.runtime.CUDARuntimeError
-        end_where_the_device_is_dead(request, lambda: cupy.cuda.Device().synchronize(), error)
+    CUDA's sticky errors, such as an access to memory that is not there, fail every later call of a process: all tests
+    that follow would be red and the cause one of many. Under pytest-xdist the worker dies, which is reported as a crash
+    of this test, and another worker takes the rest; without it the session ends. An error that does not stay fails this
+    test alone.
+    """
+    yield
+    if "cupy" not in request.fixturenames:
+        return
+    import cupy
+
+    try:
+        cupy.cuda.Device().synchronize()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        message = f"{request.node.nodeid} left the device in error: {error}"
+        with suppress(cupy.cuda.runtime.CUDARuntimeError):
+            cupy.cuda.Device().synchronize()
+            pytest.fail(message)
+        if not hasattr(request.config, "workerinput"):
+            pytest.exit(f"{message}; nothing can run on it any more", returncode=1)
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{message}; its process ends", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 @pytest.fixture
@@ -531,7 +550,8 @@ def test_out_of_memory_leaves_nothing_behind(cupy):
 @pytest.fixture
 def most_of_the_memory(cupy):
     """Let no other test of many GB run at a time, whatever the number of processes, and leave nothing in the pool."""
-    with alone("gpufold-tests-of-many-gigabytes"):
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         cupy.cuda.Device().synchronize()
         cupy.get_default_memory_pool().free_all_blocks()

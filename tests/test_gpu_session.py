@@ -6,7 +6,6 @@ that nothing may be written to.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -20,11 +19,10 @@ from pathlib import Path
 
 import pytest
 from faults import copy_checkout
-from fronts import on_the_stand_in
 
 from bench.__main__ import _parser, main
 from bench.gpu_session import DONE, FAILED, STEPS, STOPPED, Session, half_an_hour, run_tests
-from bench.hostcuda import fake_cupy
+from bench.peers import PEERS
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
 from bench.results import geometric_mean
@@ -33,46 +31,15 @@ from bench.terminal import Console
 from bench.tune import LOST, tasks, tune
 
 ROOT = Path(__file__).resolve().parent.parent
-STAND_IN = "import sys\nfrom bench.hostcuda import fake_cupy\nsys.modules['cupy'] = fake_cupy.cupy()\n"
-OF_THE_HOST_BUILD = "nvidia-cuda-runtime", "nvidia-cuda-crt"
-"""CUDA's headers, which the stand-in needs, and no GPU."""
+INSTALLED = {"cupy", "cupyx", "gpufold", "numpy", "torch"}
+ABSENT = {peer.module for peer in PEERS} - INSTALLED | {"dask", "matplotlib", "xdist"}
+STAND_IN = """sys.modules["cupyx"] = sys.modules["ml_dtypes"] = None
+from bench.hostcuda import fake_cupy
+sys.modules["cupy"] = fake_cupy.cupy()
+"""
 
 WRONG, DEADLY = "average_elementwise", "space_to_batch_deinterleave"
 """The kernel that gives wrong bits, and the one that takes the device down."""
-
-
-def distributions(names):
-    """Return what is installed by these names and by all that they require."""
-    found, waiting = {}, list(names)
-    while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # of another platform
-        if name not in found:
-            found[name] = distribution
-            needed = [each for each in distribution.requires or [] if "extra ==" not in each]
-            waiting += [re.match(r"[\w.-]+", each)[0] for each in needed]
-    return found.values()
-
-
-def environment(folder, *names):
-    """Make a virtual environment that has these packages and what they require; return its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for distribution in distributions(names):
-        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
-            if not (packages / top).exists():
-                (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
-    return folder / "bin" / "python", packages
-
-
-def checkout(folder):
-    copy_checkout(folder)
-    shutil.copy(ROOT / "conftest.py", folder)
-    shutil.rmtree(folder / "bench" / "results", ignore_errors=True)
-    return folder
 
 
 def contents(folder):
@@ -82,26 +49,29 @@ def contents(folder):
 class Rehearsal:
     """The command in a copy of the checkout, with an environment and results of its own."""
 
-    def __init__(self, tmp_path, *packages, stand_in=True, **variables):
-        self.python, site = environment(tmp_path / "environment", *packages)
+    def __init__(self, tmp_path, stand_in=True, **variables):
+        environment = tmp_path / "environment"
+        environment.mkdir()
+        absent = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n"
+        (environment / "sitecustomize.py").write_text(absent + (STAND_IN if stand_in else ""))
         if stand_in:
-            (site / "stands_in.py").write_text(STAND_IN)
-            (site / "stands_in.pth").write_text("import stands_in\n")  # Debian's Python has a sitecustomize of its own
             variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.fake_cupy --of-each=1"
         tools = tmp_path / "tools"  # no git among them
         tools.mkdir()
         for name in ("g++", "as", "ld", "nm", "ar"):
             if found := shutil.which(name):
                 (tools / name).symlink_to(Path(found).resolve())
-        self.checkout, self.results = checkout(tmp_path / "checkout"), tmp_path / "results"
+        self.checkout, self.results = tmp_path / "checkout", tmp_path / "results"
+        copy_checkout(self.checkout)
+        shutil.rmtree(self.checkout / "bench" / "results", ignore_errors=True)
         home = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR") if name in os.environ}
-        self.environment = (
-            home | {"PATH": str(tools), "PYTHONPATH": str(self.checkout), "PYTHONDONTWRITEBYTECODE": "1"} | variables
-        )
+        paths = f"{environment}{os.pathsep}{self.checkout}"
+        mine = {"PATH": str(tools), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = home | mine | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | variables
 
     def start(self, *words):
         options = ["--results", str(self.results), "--processes", "2", "--seconds", "0.01", *words]
-        command = [self.python, "-m", "bench", "chip", *options, "--problem", "tiny"]
+        command = [sys.executable, "-m", "bench", "chip", *options, "--problem", "tiny"]
         return subprocess.Popen(
             command,
             cwd=self.checkout,
@@ -144,7 +114,7 @@ def running(marker):
 @pytest.mark.peer("torch")
 @pytest.mark.peer("cupy")
 def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_path):
-    rehearsal = Rehearsal(tmp_path, "numpy", "torch", "pytest", "rich", "cupy-cuda13x", stand_in=False)
+    rehearsal = Rehearsal(tmp_path, stand_in=False)
     before = contents(rehearsal.checkout)
     status, page = rehearsal.run()
     assert status == 1
@@ -161,9 +131,7 @@ def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_pat
 @pytest.mark.peer("torch")
 def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     """A kernel gives wrong bits, one takes the device down, a call is killed, and the results move away and back."""
-    rehearsal = Rehearsal(
-        tmp_path, "numpy", "torch", "pytest", "rich", *OF_THE_HOST_BUILD, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY
-    )
+    rehearsal = Rehearsal(tmp_path, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY)
     source = rehearsal.checkout / "kernels" / f"{WRONG}.cu"
     broken = source.read_text().replace(
         "divide_or_zero(widen(element[number]), weight[number])", "widen(element[number])"
@@ -313,15 +281,6 @@ def test_a_line_that_was_cut_is_not_read(tmp_path):
 
 
 # ---- races of every problem, and what they say of the rule
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """The stand-in, of whose device nothing is known."""
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setenv("GPUFOLD_CACHE_DIR", "")
-    with on_the_stand_in(monkeypatch) as cupy:
-        yield cupy
 
 
 def test_every_problem_of_a_gpu_is_raced_in_each_dtype_and_several_batches():

@@ -7,7 +7,6 @@ name and a number: `make test` runs each once, `--all` with further dtypes, fusi
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
@@ -36,8 +35,9 @@ from cases import (
     PositionsCase,
     SpaceCase,
     assert_same_bits,
-    awkward_window,
-    narrow_window,
+    awkward_weights,
+    narrow_weights,
+    ordinary_weights,
     random_case,
     random_positions_case,
     random_space_case,
@@ -111,7 +111,7 @@ SERVED = {
 SUMMED = [pair for pair in WIDENINGS if {*pair} <= {dtype.name for dtype in DTYPES}]
 """Dtypes, with a wider one that they are summed in; there may be no bfloat16."""
 
-WINDOWS = {"ordinary": window_of, "awkward": awkward_window, "narrow": narrow_window}
+WINDOWS = {"ordinary": ordinary_weights, "awkward": awkward_weights, "narrow": narrow_weights}
 
 
 class Row(NamedTuple):
@@ -249,7 +249,7 @@ def call_of_row(row, what) -> tuple[Call, np.ndarray | None]:
     options = {}
     if operation in (*SUMS, *WEIGHED):
         block = case.kernel_size if isinstance(case, Case) else case.block
-        options["window"] = None if kind == "none" else WINDOWS[what.windows](kind, block, dtype, seed)
+        options["window"] = window_of(kind, block, dtype, seed, WINDOWS[what.windows])
     if operation == "take_blocks":
         options["mode"] = what.mode
     if what.weight_out:
@@ -350,7 +350,7 @@ def check(row, number, what=None):
                 if arrays.weight_out is not None:
                     laid.weight_out[...] = arrays.weight_out
                 try:
-                    execute(plan, laid, what.executor, **({"seed": what.seed} if what.executor == "shuffled" else {}))
+                    execute(plan, laid, what.executor, seed=what.seed)
                 except hostcuda.Fault as fault:
                     raise AssertionError(f"{where}{fault}") from fault
                 compare(call, before, what, variant, laid, wanted, where)
@@ -435,29 +435,6 @@ def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed, count):
             layouts = {"read": rng.choice(list(LAYOUTS)), "written": rng.choice(list(LAYOUTS)[:-1])}
             each = what._replace(seed=number, device=rng.choice(DEVICES), wide=False, **layouts)
             check(Row(operation, case), seed + 1, each)
-
-
-def test_what_make_test_draws_brings_everything_together():
-    """Each variant with each executor, and each dtype, fusion and layout with some variant of each operation."""
-    found = defaultdict(set)
-    for row in ROWS:
-        what = drawn(row, 0)
-        for variant in what.variants:
-            found[row.operation, variant].add(what.executor)
-        found[row.operation].update((what.read, what.written, what.device, what.wide))
-        if row.operation in SUMS:
-            found["dtypes"].add(np.dtype(what.dtype))
-            found["fusions"].add(what.fusion)
-            found["windows"].add(what.fusion[1] != "none" and what.windows)
-            found["widened"].add(bool(what.source))
-    for operation in ("col2im", "im2col", "batch_to_space", "space_to_batch", "add_blocks"):
-        for variant in variants(operation):
-            assert found[operation, variant] == {"plain", "observed", "shuffled"}, variant
-        assert {*LAYOUTS, *DEVICES, True} <= found[operation], operation
-    assert found["fusions"] == {("sum", "none", False), *FUSIONS}
-    assert {*WINDOWS} <= found["windows"]
-    assert found["dtypes"] == set(DTYPES)
-    assert True in found["widened"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])

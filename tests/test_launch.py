@@ -14,10 +14,8 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
-import specialisations as specialised
-from fronts import on_the_stand_in
 from processes import CHECKOUT, python
-from specialisations import SOURCES
+from specialisations import SOURCES, plans
 
 import gpufold
 from bench import hostcuda
@@ -45,8 +43,8 @@ def test_what_a_launch_compiles_has_the_kernel_it_calls_and_no_other(source):
 def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_options(source):
     """Of every kernel, in one specialisation that is drawn, for an H200."""
     options = hostcuda.cubin.options((), 90, sources.KERNELS, flush=True)
-    for symbol in sorted({plan.symbol for plan in specialised.plans() if plan.source == source}):
-        plan = random.Random(symbol).choice([plan for plan in specialised.plans() if plan.symbol == symbol])
+    for symbol in sorted({plan.symbol for plan in plans() if plan.source == source}):
+        plan = random.Random(symbol).choice([plan for plan in plans() if plan.symbol == symbol])
         in_text = hostcuda.cubin.compile_text(sources.program(plan.source, plan.symbol, plan.defines), options)
         assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol), plan
 
@@ -77,7 +75,7 @@ print(major.value, minor.value)
 def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
     """One specialisation of each, for an architecture, both drawn; the libraries of a process are of one release."""
     rng, asked = random.Random(release), {}
-    for plan in rng.sample(specialised.plans(), len(specialised.plans())):
+    for plan in rng.sample(plans(), len(plans())):
         options = [*sources.options(), f"-arch=sm_{rng.choice((75, 90, 120))}", "-ftz=true"]
         asked[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines), options
     found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps([*asked.values()]))
@@ -136,14 +134,11 @@ def test_a_changed_header_is_another_specialisation(kernels):
 
 
 @pytest.fixture
-def launch(monkeypatch):
-    """The module that launches, on the stand-in for CuPy, where nothing is loaded yet."""
+def launch(cupy):
+    """The module that launches, on the stand-in for CuPy."""
     from gpufold.gpu import launch
 
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setattr(fake_cupy, "_loaded", {})
-    with on_the_stand_in(monkeypatch):
-        yield launch
+    return launch
 
 
 def test_the_driver_says_what_plans_depend_on(launch):

@@ -158,7 +158,6 @@ VARIANTS = [
     row("gather_pixels", col2im, (512, 512), (16, 16), channels=3, strides=16, steps=(1, 1, 768)),
     row("gather_pixels", col2im, (64, 64), (32, 32), deterministic=False),
     row("gather_blocks", col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
-    row("gather_pixels", col2im, (512, 512), (3, 3), steps=(1, 1, 9)),  # blocks of few bytes
     row("gather_pixels", col2im, (4, 4), (2, 2), dtype="int32", image=(32, 32, 8, 2)),  # no atomics into gaps
     row("packed", im2col, (1, 4, 16, 16, 64), (7, 7, 1), dtype="uint8", blocks=0, strides=(4, 4, 1)),
     row("packed", im2col, (1, 4, 64, 256), (3, 3), blocks=0, strides=2),
@@ -203,12 +202,10 @@ VARIANTS = [
             ("binned", (8192, 8192), (3, 3), 1_000_000, "float32"),
             ("binned", (8192, 8192), (3, 3), 1_000_000, "int32"),
             ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
-            ("binned", (8192, 8192), (3, 3), 1_000_000, "int8"),
         )
     ),
     row("gather_blocks", into_array, (64, 512, 512), (7, 7)),
     row("gather_blocks", into_array, (8, 3, 512, 512), (8, 8), strides=(1, 2)),
-    row("gather_blocks", into_array, (16, 96, 96, 96), (3, 3, 3)),
     row("gather_pixels", into_array, (64, 512, 512), (3, 3)),  # blocks of a sector
     row("gather_pixels", into_array, (512, 512, 12), (8, 8)),  # rows of a few blocks
     row("gather_blocks", into_array, (3, 512, 128), (24, 24)),  # few pixels, each in many blocks
@@ -216,7 +213,6 @@ VARIANTS = [
     row("gather_pixels", into_array, (16, 96, 96, 96), (5, 5, 5), strides=2),
     row("gather_pixels", into_array, (3, 16_000), (64,), strides=2),
     row("gather_pixels", into_array, (64, 512, 512), (16, 16), strides=8),
-    row("gather_pixels", into_array, (64, 512, 512), (2, 2), strides=2),
     row("gather_pixels", into_array, (64, 512, 512), (7, 7), order=TAPS_FIRST),
     row("packed", into_blocks, (64, 512, 512), (7, 7)),
     row("taps", into_blocks, (64, 512, 512), (8, 8)),
@@ -236,24 +232,6 @@ VARIANTS = [
 @pytest.mark.parametrize(("expected", "plan"), VARIANTS)
 def test_the_rule_takes_a_variant_by_strides_layout_and_size(expected, plan):
     assert plan().variant == expected, plan().reason
-
-
-SYMBOLS = [
-    row("col2im_gather_planes", col2im, (56, 56), (3, 3), "gather", "int8", strides=1, **MAP),
-    row("col2im_gather", col2im, (56, 56), (3, 3), "gather", strides=1, **MAP),
-    row("col2im_gather", col2im, (56, 56), (5, 5), "gather", "int8", strides=1, **MAP),  # more than a few taps
-    row("col2im_gather", col2im, (56, 56), (3, 3), "gather", "int8", strides=1, channels=64),
-    row("col2im_gather_words_planes", col2im, (112, 112), (3, 3), "gather", "int8", strides=2, **MAP),
-    row("col2im_gather_planes", col2im, (113, 113), (3, 3), "gather", "int8", strides=2, **MAP),
-    row("col2im_gather_planes", col2im, (1024, 1024), (3, 3), "gather", "int8", batch=8),  # the batch is planes too
-    row("col2im_gather", col2im, (28, 28), (3, 3), "gather", "int8", batch=8, channels=48),  # too few threads
-    row("col2im_gather", col2im, (2048, 2048), (3, 3), "gather", "int8", channels=2),  # most of eight would repeat
-]
-
-
-@pytest.mark.parametrize(("expected", "plan"), SYMBOLS)
-def test_several_planes_and_wide_words_where_there_is_enough(expected, plan):
-    assert plan().symbol == expected
 
 
 BLOCKS_OF_THREE, BESIDE = {"gather_blocks": {"steps": (0, 1, 3)}}, {"packed": 0}
@@ -334,6 +312,24 @@ def of_rows(width, dtype, crop=0, end=0, block=2, **options):
 
 TAPS = "ROWS VECTOR TAPS PITCH LANES TILES"
 DEFINES = [
+    # Several planes and wide words, where there is enough.
+    row(("symbol", ["col2im_gather_planes"]), col2im, (56, 56), (3, 3), "gather", "int8", strides=1, **MAP),
+    row(("symbol", ["col2im_gather"]), col2im, (56, 56), (3, 3), "gather", strides=1, **MAP),
+    row(
+        ("symbol", ["col2im_gather"]), col2im, (56, 56), (5, 5), "gather", "int8", strides=1, **MAP
+    ),  # more than a few taps
+    row(("symbol", ["col2im_gather"]), col2im, (56, 56), (3, 3), "gather", "int8", strides=1, channels=64),
+    row(("symbol", ["col2im_gather_words_planes"]), col2im, (112, 112), (3, 3), "gather", "int8", strides=2, **MAP),
+    row(("symbol", ["col2im_gather_planes"]), col2im, (113, 113), (3, 3), "gather", "int8", strides=2, **MAP),
+    row(
+        ("symbol", ["col2im_gather_planes"]), col2im, (1024, 1024), (3, 3), "gather", "int8", batch=8
+    ),  # the batch is planes too
+    row(
+        ("symbol", ["col2im_gather"]), col2im, (28, 28), (3, 3), "gather", "int8", batch=8, channels=48
+    ),  # too few threads
+    row(
+        ("symbol", ["col2im_gather"]), col2im, (2048, 2048), (3, 3), "gather", "int8", channels=2
+    ),  # most of eight would repeat
     row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
     row((WORDS, [4, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
     row((WORDS, [4, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
@@ -435,7 +431,7 @@ DEFINES = [
 
 
 @pytest.mark.parametrize(("expected", "plan"), DEFINES)
-def test_words_are_as_wide_as_rows_margins_and_registers_allow(expected, plan):
+def test_planes_and_words_are_as_many_and_wide_as_rows_margins_and_registers_allow(expected, plan):
     names, wanted = expected
     assert facts(plan(), names) == wanted
 

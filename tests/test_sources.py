@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cases import Case
 from executors import call_of
-from specialisations import SOURCES, specialisations
+from specialisations import SOURCES, plans
 
 from bench import hostcuda
 from gpufold.calls import Unsupported
@@ -72,8 +72,8 @@ def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES[::2])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own(source, architecture):
-    defines = random.Random(f"{source} {architecture}").choice(specialisations()[source])
-    assert hostcuda.nvcc.compile(source, defines, architecture), defines
+    drawn = random.Random(f"{source} {architecture}").choice([plan for plan in plans() if plan.source == source])
+    assert hostcuda.nvcc.compile(source, drawn.defines, architecture), drawn
 
 
 FAR = 2**31 + 1

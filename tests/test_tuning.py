@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits
 from executors import calls_of
-from fronts import on_the_stand_in
 from processes import python
 from test_gpu import EVERY_CALL, captured
 
@@ -56,15 +55,6 @@ RACED = (
     replace(OF_FLOATS, options={"weight_out": np.zeros((20, 70), np.float32)}),
     replace(FOLD, options=FOLD.options | {"accumulate": True, "out": FOLD.on(FOLD.data)}),
 )
-
-
-@pytest.fixture
-def cupy(monkeypatch, tmp_path):
-    """The stand-in, with a device of which nothing is known yet."""
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
-    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
-    with on_the_stand_in(monkeypatch, tuning._name) as cupy:
-        yield cupy
 
 
 @pytest.fixture

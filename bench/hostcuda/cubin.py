@@ -239,9 +239,9 @@ def instructions(
     return tuple(_instructions(_read(cubin, "nvdisasm", "-c"), symbol))
 
 
-def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS, *, flush: bool = True) -> bytes:
+def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS) -> bytes:
     """Return a section of a plan's cubin, which is an ELF file; empty where it has none of that name."""
-    code = compile(plan.source, plan.defines, architecture, kernels, flush, plan.symbol)
+    code = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count, of_names = struct.unpack_from("<3H", code, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]
