@@ -103,7 +103,7 @@ def check_sliding(case, draw, seed):
     options = fused(rng, dtype, block)
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
     axes, window = slice(image.ndim - len(size), None), options["window"] if dtype in INEXACT else None
-    check("col2im", [columns], draw, (size, block), axes, fill_value=0, **options, **case.arguments)
+    check("col2im", [columns], draw, (size, block), axes, fill_value=7, **options, **case.arguments)
     rows = cut(draw, case.num_blocks[0])
     taken, lazy = check("im2col", [image], draw, (block,), chunks=(rows,), window=window, **case.arguments)
     *batch, channels = lazy.chunks[: axes.start]
@@ -116,15 +116,16 @@ def check_sliding(case, draw, seed):
 
 def check_blocks(case, draw, seed):
     rng = random.Random(seed)
-    dtype, size, strides = rng.choice(DTYPES), case.output_size, case.arguments["strides"]
+    dtype, size = rng.choice(DTYPES), case.output_size
+    steps = {"strides": case.arguments["strides"], "last": rng.choice(("drop", "over"))}
     block = tuple(map(min, case.kernel_size, size))
     options = fused(rng, dtype, block)
     lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
     array, axes = values((*lead, *size), dtype, seed), slice(len(lead), len(lead) + len(size))
     window = options["window"] if dtype in INEXACT else None
-    check("array_to_blocks", [array], draw, (block,), axes, strides=strides, window=window)
-    blocks = values(gpufold.array_to_blocks(array, block, strides=strides).shape, dtype, seed)
-    options |= {"strides": strides, "fill_value": 0}
+    check("array_to_blocks", [array], draw, (block,), axes, window=window, **steps)
+    blocks = values(gpufold.array_to_blocks(array, block, **steps).shape, dtype, seed)
+    options |= steps | {"fill_value": 7}
     folded, lazy = check("blocks_to_array", [blocks], draw, (array.shape, block), axes, **options)
     assert folded.chunks[: len(lead)] == filled(lazy.chunks[: len(lead)]) or not folded.size
 

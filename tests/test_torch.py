@@ -16,6 +16,7 @@ import torch
 from cases import assert_same_bits
 from fronts import (
     AVERAGED,
+    BEYOND,
     EMPTY,
     EVERY,
     FOLDED,
@@ -95,7 +96,7 @@ def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
 
 @pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@named(EVERY)
+@named([*EVERY, *BEYOND])
 def test_gradients(operation, dtype, request):
     given = tensors_of(operation, dtype, learns=True)
     fast = dtype == "complex128" and not request.config.getoption("--many")

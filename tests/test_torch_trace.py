@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fronts import EMPTY, EVERY, named, operation_of
+from fronts import BEYOND, EMPTY, EVERY, named, operation_of
 from processes import python
 from test_torch import TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
 from torch._dynamo import lookup_backend
@@ -111,13 +111,15 @@ LEARN = ("trace", "compile of any size", "functionalize", "a mode")
     ("recorder", "learns"),
     [*((name, False) for name in RECORDERS if "compile" not in name), *((name, True) for name in LEARN)],
 )
-@named(EVERY)
+@named([*EVERY, *BEYOND])
 def test_what_is_recorded_computes(operation, recorder, learns):
+    if operation in BEYOND and recorder == "trace":
+        return  # of an extent that Python compares the tracer warns
     given = tensors_of(operation, "float64", learns=learns)
     operation(*given)  # which torch computes where the call is symmetric and learns
     program, code = RECORDERS[recorder](operation.of(gpufold), given)
-    assert f"gpufold.{operation.name}" in code
-    if recorder == "a mode" and learns:
+    assert operation in BEYOND or f"gpufold.{operation.name}" in code
+    if recorder == "a mode" and learns and operation in EVERY:
         assert f"gpufold.{ADJOINTS.get(operation.name, operation.name)}" in code
     others = tensors_of(operation, "float64", 1, learns)
     results = program(*others), operation(*others)
@@ -218,7 +220,7 @@ def test_export_with_a_dynamic_batch_and_size(strict):
 
 
 @pytest.mark.parametrize("learns", [False, True])
-@named([*EVERY, *EMPTY])
+@named([*EVERY, *BEYOND, *EMPTY])
 def test_fake_and_meta_tensors_have_the_shapes_and_strides_of_real_ones(operation, learns):
     given = tensors_of(operation, "float32", learns=learns)
     with FakeTensorMode() as mode:
