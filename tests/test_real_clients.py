@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 from time import process_time
 
 import numpy as np
@@ -329,33 +328,6 @@ def test_deepinv_s_bm3d_aggregates_by_weights_of_blocks(monkeypatch, channels):
     ours = denoiser._bm3d_fast(image, 0.2)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert (ours - image).std() > 0.1
-
-
-# ---------------------------------------------------------------------------------------------
-# PyLops
-
-
-@pytest.mark.peer("pylops")
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-def test_pylops_finds_the_adjoint_of_a_linear_operator_exact(monkeypatch, dtype):
-    """Of SciPy's LinearOperator of patches."""
-    monkeypatch.setenv("CUPY_PYLOPS", "0")
-    from scipy.sparse.linalg import LinearOperator
-
-    pylops, dottest = client("pylops"), client("pylops.utils.dottest").dottest
-    shape, block, steps = (20, 26), (8, 6), (4, 5)
-    window = (np.hanning(10)[1:-1], np.hanning(8)[1:-1])
-    blocks_shape = gpufold.array_to_blocks(np.empty(shape), block, strides=steps).shape
-    patches = LinearOperator(
-        (prod(blocks_shape), prod(shape)),
-        matvec=lambda x: gpufold.array_to_blocks(x.reshape(shape), block, strides=steps, window=window).ravel(),
-        rmatvec=lambda y: gpufold.blocks_to_array(
-            y.reshape(blocks_shape), shape, block, strides=steps, window=window
-        ).ravel(),
-        dtype=dtype,
-    )
-    operator = pylops.aslinearoperator(patches)
-    assert dottest(operator, *patches.shape, complexflag=3 * (dtype is np.complex128), rtol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------
