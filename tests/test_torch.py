@@ -277,12 +277,6 @@ def test_half_precisions_and_their_gradients_are_summed_in_float32(dtype):
     assert {each.dtype for each in (image, taken, *(leaf.grad for leaf in given))} == {dtype}
 
 
-def test_autocast_changes_no_dtype():
-    data = torch.randn(2, 6, 6)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert operation_of("col2im")(data).dtype is torch.float32
-
-
 @named([each for each in AVERAGED if each.window])
 def test_a_window_without_a_gradient_says_so(operation):
     given, number = [each.requires_grad_() for each in tensors_of(operation, "float64")], len(operation.shapes)
