@@ -419,15 +419,6 @@ def made(name, call, names):
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_the_calls_work_with_the_right_arguments(front):
-    names = names_of(front)
-    for name, call in TABLE[front]:
-        function, arguments = made(name, call, names)
-        if name != "gpufold.warmup":
-            function(**arguments)
-
-
-@pytest.mark.parametrize("front", FRONTS)
 def test_an_option_is_a_word_or_true_or_false_and_nothing_that_looks_like_one(front):
     names = names_of(front)
     for name, call, option in [(*each, option) for each in TABLE[front] for option in each[1]]:
