@@ -19,11 +19,11 @@ from cases import (
     CASES,
     DTYPES,
     EMPTY_CASES,
+    EMPTY_POSITIONS_CASES,
     FUSIONS,
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
-    PositionsCase,
     assert_same_bits,
     random_case,
     random_positions_case,
@@ -161,10 +161,6 @@ def check_average(dtype, draw, seed):
     check("average", [sums[:0], weight[2]], draw)
 
 
-NOTHING = (
-    PositionsCase("no-blocks", (5, 7), (2, 3), ()),
-    PositionsCase("no-planes", (5, 7), (2, 3), ((1, 2), (4, -1)), lead=(2, 0)),
-)
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
 
 
@@ -177,7 +173,7 @@ FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for c
             (check_sliding, SMALL_CASES),
             (check_blocks, SMALL_CASES),
             (check_space, SPACE_CASES),
-            (check_positions, (*POSITIONS_CASES, *NOTHING)),
+            (check_positions, (*POSITIONS_CASES, *EMPTY_POSITIONS_CASES)),
             (check_average, INEXACT),
         )
         for number, case in enumerate(cases)
