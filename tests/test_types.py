@@ -15,9 +15,3 @@ def test_operations_have_one_list_of_names():
 
 def test_variants_have_one_list_of_names():
     assert set(get_args(Variant)) == {"auto"}.union(*(gpufold.variants(name) for name in OPERATIONS))
-
-
-def test_what_dir_shows_is_public():
-    shown = {name for name in dir(gpufold) if not name.startswith("_")}
-    assert shown <= {*gpufold.__all__, "dask", "jax", "onnx", "torch"}
-    assert set(gpufold.__all__) <= shown
