@@ -356,14 +356,6 @@ def volo():
     return network, torch.randn(2, 3, 32, 32)
 
 
-def t2t():
-    """Tokens to tokens: torch.nn.Unfold."""
-    with clients._stood_in():
-        from vit_pytorch.t2t import T2TViT
-    network = T2TViT(image_size=16, num_classes=5, dim=16, depth=1, heads=2, mlp_dim=16, t2t_layers=((3, 2), (3, 2)))
-    return network, torch.randn(2, 3, 16, 16)
-
-
 def convbert():
     """Span-based dynamic convolution, from its embeddings on: torch.nn.functional.unfold of one axis."""
     from transformers import ConvBertConfig, ConvBertModel
@@ -391,7 +383,7 @@ def vocos():
     return head, torch.randn(2, 30, 24)
 
 
-PACKAGES = {volo: "timm", t2t: "vit_pytorch", convbert: "transformers", mobilevitv2: "transformers"}
+PACKAGES = {volo: "timm", convbert: "transformers", mobilevitv2: "transformers"}
 MODELS = [
     pytest.param(model, marks=[pytest.mark.peer(package), pytest.mark.all], id=model.__name__)
     for model, package in PACKAGES.items()
