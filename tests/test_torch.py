@@ -713,6 +713,8 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
                 lambda layout=layout: gpufold.torch.fold(torch.nested.nested_tensor([COLUMN], layout=layout), 4, 2))
             for layout in (torch.strided, torch.jagged)
         ),
+        (TypeError, "weights must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.add_blocks(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weights=torch.ones(1, device="meta"))),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
     ],

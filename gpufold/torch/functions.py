@@ -310,6 +310,9 @@ def _weighed(
         tensors.check_real(name, "window", each)
         tensors.check_read(name, window=each)
     tensors.check_read(name, array=array, blocks=blocks, weights=weights)
+    if not traced:
+        for argument, tensor in (("weights", weights), *(("window", each) for each in axes)):
+            tensors.check_like(name, argument, tensor, array, "array")
     if axes and [tuple(each.shape) for each in axes] != wanted:
         raise ValueError(f"{name}: window must have the shape {block} of a block, or be one array per axis")
     dtype = tensors.WEIGHTS[tensors.name_of(array.dtype)]
