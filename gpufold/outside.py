@@ -26,7 +26,7 @@ def folded(library: Any, along: Any, extent: int, mode: str) -> Any:
     """
     period = period_of(extent, mode)
     along = along % period
-    return along if mode == "wrap" else library.minimum(along, period - (mode == "symmetric") - along)
+    return along if mode == "wrap" else library.minimum(along, period - int(mode == "symmetric") - along)
 
 
 def extended(library: Any, arange: Callable[[int, int], Any], array: Any, margins: Margins, mode: str) -> Any:

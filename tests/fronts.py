@@ -87,6 +87,7 @@ TAKEN, TAKEN_ALIKE = map(taken, (FOLDED, SYMMETRIC))
 PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
 FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
 BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
+OVER = {"block_shape": (3, 2), "strides": (2, 3), "last": "over"}
 COLUMNS, IMAGE = {"data": (2, 6, 6)}, {"image": (2, 1, 4, 3)}
 ADDED = {"array": (2, 4, 3), "blocks": (4, 2, 3, 2)}
 AT = {"positions": PLACES, "block_shape": (3, 2)}
@@ -141,6 +142,23 @@ AVERAGED = [
     ),
 ]
 EVERY = [*LINEAR, *WINDOWED, *AVERAGED]
+BEYOND = [
+    *(
+        Operation("take_blocks", {"array": (2, 4, 3)}, FAR | {"mode": mode}, SEPARABLE, f"-{mode}")
+        for mode in ("reflect", "symmetric", "wrap")
+    ),
+    *(
+        Operation("array_to_blocks", {"array": (2, 6, 4)}, OVER | {"mode": mode}, suffix=f"-{mode}")
+        for mode in ("constant", "edge", "reflect", "symmetric", "wrap")
+    ),
+    Operation(
+        "blocks_to_array",
+        {"blocks": (2, 3, 2, 3, 2)},
+        {"output_shape": (2, 6, 4), "reduction": "mean", "fill_value": 7, **OVER},
+        suffix="-mean-over",
+    ),
+]
+"""Calls of blocks that reach out of the array, of which no kernel knows: it is extended, or read by index."""
 EMPTY = [
     Operation("col2im", {"data": (0, 6, 6)}, FOLDED, FULL, "-without-batch"),
     Operation("col2im", {"data": (2, 0, 12)}, SYMMETRIC, suffix="-without-channels"),
@@ -182,17 +200,22 @@ def named(operations):
     return pytest.mark.parametrize("operation", operations, ids=str)
 
 
-def calls_in(dtypes):
-    """Return every operation with the dtypes that it has: only floats and complex numbers are weighed.
+def calls_in(dtypes, operations=EVERY):
+    """Return operations with the dtypes that they have: only floats and complex numbers are weighed.
 
     One dtype after another, so that one in seven of them, or two, are of all operations and of all dtypes.
     """
-    return [(each, dtype) for dtype in dtypes for each in EVERY if each in LINEAR or np.dtype(dtype).kind not in "biu"]
+    return [
+        (each, dtype)
+        for dtype in dtypes
+        for each in operations
+        if np.dtype(dtype).kind not in "biu" or not (each.window or each.averages)
+    ]
 
 
-def in_dtypes(dtypes):
-    """Run a test for every operation in the dtypes that it has."""
-    rows = [pytest.param(each, dtype, id=f"{each}-{dtype}") for each, dtype in calls_in(dtypes)]
+def in_dtypes(dtypes, operations=EVERY):
+    """Run a test for operations in the dtypes that they have."""
+    rows = [pytest.param(each, dtype, id=f"{each}-{dtype}") for each, dtype in calls_in(dtypes, operations)]
     return pytest.mark.parametrize(("operation", "dtype"), rows)
 
 

@@ -19,11 +19,11 @@ from cases import (
     CASES,
     DTYPES,
     EMPTY_CASES,
+    EMPTY_POSITIONS_CASES,
     FUSIONS,
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
-    PositionsCase,
     assert_same_bits,
     random_case,
     random_positions_case,
@@ -31,7 +31,7 @@ from cases import (
     values,
     window_of,
 )
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster
 from fronts import RIGHT, arrays_and_others
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,7 +103,7 @@ def check_sliding(case, draw, seed):
     options = fused(rng, dtype, block)
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
     axes, window = slice(image.ndim - len(size), None), options["window"] if dtype in INEXACT else None
-    check("col2im", [columns], draw, (size, block), axes, fill_value=0, **options, **case.arguments)
+    check("col2im", [columns], draw, (size, block), axes, fill_value=7, **options, **case.arguments)
     rows = cut(draw, case.num_blocks[0])
     taken, lazy = check("im2col", [image], draw, (block,), chunks=(rows,), window=window, **case.arguments)
     *batch, channels = lazy.chunks[: axes.start]
@@ -116,15 +116,16 @@ def check_sliding(case, draw, seed):
 
 def check_blocks(case, draw, seed):
     rng = random.Random(seed)
-    dtype, size, strides = rng.choice(DTYPES), case.output_size, case.arguments["strides"]
+    dtype, size = rng.choice(DTYPES), case.output_size
+    steps = {"strides": case.arguments["strides"], "last": rng.choice(("drop", "over"))}
     block = tuple(map(min, case.kernel_size, size))
     options = fused(rng, dtype, block)
     lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
     array, axes = values((*lead, *size), dtype, seed), slice(len(lead), len(lead) + len(size))
     window = options["window"] if dtype in INEXACT else None
-    check("array_to_blocks", [array], draw, (block,), axes, strides=strides, window=window)
-    blocks = values(gpufold.array_to_blocks(array, block, strides=strides).shape, dtype, seed)
-    options |= {"strides": strides, "fill_value": 0}
+    check("array_to_blocks", [array], draw, (block,), axes, window=window, **steps)
+    blocks = values(gpufold.array_to_blocks(array, block, **steps).shape, dtype, seed)
+    options |= steps | {"fill_value": 7}
     folded, lazy = check("blocks_to_array", [blocks], draw, (array.shape, block), axes, **options)
     assert folded.chunks[: len(lead)] == filled(lazy.chunks[: len(lead)]) or not folded.size
 
@@ -160,10 +161,6 @@ def check_average(dtype, draw, seed):
     check("average", [sums[:0], weight[2]], draw)
 
 
-NOTHING = (
-    PositionsCase("no-blocks", (5, 7), (2, 3), ()),
-    PositionsCase("no-planes", (5, 7), (2, 3), ((1, 2), (4, -1)), lead=(2, 0)),
-)
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
 
 
@@ -176,7 +173,7 @@ FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for c
             (check_sliding, SMALL_CASES),
             (check_blocks, SMALL_CASES),
             (check_space, SPACE_CASES),
-            (check_positions, (*POSITIONS_CASES, *NOTHING)),
+            (check_positions, (*POSITIONS_CASES, *EMPTY_POSITIONS_CASES)),
             (check_average, INEXACT),
         )
         for number, case in enumerate(cases)
@@ -368,17 +365,6 @@ def test_a_chunk_depends_on_what_reaches_it_and_on_nothing_else(name, shape, chu
         assert set(result.chunks[1]) == {1}, "channels keep their chunks"
 
 
-def test_a_graph_grows_with_the_pairs_that_meet():
-    """Of 2,500 blocks and 10,000 chunks, most of which no block meets."""
-    positions = gpufold.grid_positions((1000, 1000), 20, strides=20)
-    array, blocks = da.zeros((10_000, 10_000), chunks=100), da.ones((2500, 20, 20), chunks=(50, 20, 20))
-    added = gpufold.dask.add_blocks(array, blocks, positions)
-    taken = gpufold.dask.take_blocks(array, positions, 20, chunks=50)
-    own = [len(result.__dask_graph__().layers[result.name]) for result in (added, taken)]
-    assert own[0] <= 10_000 + 50 * 10, "an own chunk for each of the array's, and each row of blocks meets ten"
-    assert own[1] <= 50 + 50 * 10
-
-
 @pytest.mark.parametrize("name", ["add_blocks", "stitch", "take_blocks"])
 def test_a_graph_is_made_in_time_that_grows_with_it(name):
     """Eight times the chunks along an axis take eight times as long, not sixty-four."""
@@ -528,22 +514,6 @@ def test_blocks_go_in_and_out_by_two_processes(client):
         taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
     want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window=window)
     assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
-
-
-def test_parts_of_a_picture_follow_each_other(client):
-    """As docs/dask.md stores them; with what dask fuses by default the scheduler mistakes tasks of two parts."""
-    source = da.random.default_rng(0).random((40, 40, 16, 16), chunks=(8, 8, 16, 16), dtype=np.float32)
-    picture = gpufold.dask.blocks_to_array(source, (484, 484), (16, 16), strides=12, reduction="mean", chunks=96)
-    parts = [(slice(y, y + 288), slice(x, x + 288)) for y in (0, 288) for x in (0, 288)]
-    held = []  # of the part before, as it is for a moment after each `da.store`
-    with dask.config.set({"optimization.fuse.active": False}):
-        for part in parts:
-            held.append(client.persist(picture[part]))
-            wait(held)
-    with dask.config.set(scheduler="synchronous"):
-        want = gpufold.blocks_to_array(source.compute(), (484, 484), (16, 16), strides=12, reduction="mean")
-    for part, got in zip(parts, held, strict=True):
-        assert_same_bits(got.compute(scheduler=client), want[part])
 
 
 @pytest.mark.gpu

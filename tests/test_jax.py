@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import assert_same_bits
-from fronts import EMPTY, EVERY, drawn, in_dtypes, named, operation_of, x64
+from fronts import BEYOND, EMPTY, EVERY, drawn, in_dtypes, named, operation_of, x64
 from jax.test_util import check_grads
 
 import gpufold
@@ -83,7 +83,7 @@ def test_positions_may_hold_traced_numbers():
 
 
 @pytest.mark.some(9, all=2)
-@in_dtypes(("float64", "complex128"))
+@in_dtypes(("float64", "complex128"), [*EVERY, *BEYOND])
 def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
     function, given = operation.differentiated(traced(operation.arrays(dtype)))
 
@@ -137,7 +137,7 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 
 
 @pytest.mark.some(23, all=5)
-@in_dtypes(SEVEN)
+@in_dtypes(SEVEN, [*EVERY, *BEYOND])
 def test_vmap_computes_each(operation, dtype):
     """Over every array at once, and over each by itself."""
     arrays = operation.arrays(dtype, lead=(3,))

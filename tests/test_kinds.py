@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
 from executors import calls_of
-from fronts import RIGHT, as_array, as_tensor, calls_in, operation_of, x64
+from fronts import BEYOND, EVERY, RIGHT, as_array, as_tensor, calls_in, operation_of, x64
 from processes import python
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
@@ -98,7 +98,7 @@ def called(name, kind):
     [
         pytest.param(operation, dtype, kind, marks=KINDS[kind].marks, id=f"{operation}-{dtype}-{kind}")
         for kind in ("cupy", "torch", "jax", "dask")  # test_gpu.py has the other dtypes of CuPy's
-        for operation, dtype in calls_in(DTYPES if kind != "cupy" else [np.dtype(np.float32)])
+        for operation, dtype in calls_in(DTYPES if kind != "cupy" else [np.dtype(np.float32)], [*EVERY, *BEYOND])
     ],
 )
 def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
@@ -381,14 +381,6 @@ def test_a_window_of_numbers_is_asked_to_be_an_array(window, kind):
     """Two lists of two could be the weights of a block, or those of two axes."""
     with pytest.raises(TypeError, match=rf"^im2col: window must be .*; convert it with {CONVERSIONS[kind]}\(window\)"):
         gpufold.im2col(**called("im2col", kind), window=window)
-
-
-@every_function
-def test_what_is_no_array_is_refused_with_its_conversion(name):
-    first, array = next(iter(RIGHT[name].items()))
-    for foreign in (array.tolist(), None, memoryview(array)):
-        with pytest.raises(TypeError, match=rf"^{name}: .* got .*; convert it with numpy.asarray"):
-            getattr(gpufold, name)(**RIGHT[name] | {first: foreign})
 
 
 def test_no_type_is_kept():

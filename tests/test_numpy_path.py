@@ -354,13 +354,6 @@ def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
     assert_same_bits(given, want)
 
 
-@pytest.mark.parametrize("dtype", INEXACT, ids=str)
-def test_what_falls_outside_leaves_negative_zeros_as_they_are(dtype):
-    out, blocks = -np.zeros((4, 5), dtype), -np.zeros((40, 3, 3), dtype)
-    gpufold.add_blocks_(out, blocks, [(-2, 0), (2, 4)] * 20)
-    assert_same_bits(out, -np.zeros((4, 5), dtype))
-
-
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
 @pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
 def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch):

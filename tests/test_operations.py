@@ -19,7 +19,6 @@ from cases import (
     assert_same_bits,
     fold,
     garbage,
-    unfold,
     values,
     window_of,
 )
@@ -169,24 +168,6 @@ def test_sizes_may_be_anything_that_counts():
 
 # ---------------------------------------------------------------------------------------------
 # Averages
-
-
-COVERED = [case for case in CASES if fold(case, np.ones(case.columns_shape, np.int64)).min() > 0]
-"""Cases in which every pixel is in a block."""
-
-
-@pytest.mark.parametrize("case", COVERED, ids=str)
-def test_a_mean_gives_back_what_im2col_took(case):
-    image = values(case.image_shape, np.float64)
-    columns = unfold(case, image)
-    for kind in ("none", "separable", "full"):
-        window = window_of(kind, case.kernel_size, np.float64)
-        if window is not None:  # a mean needs weights that do not cancel
-            window = tuple(abs(w) + 0.5 for w in window) if kind == "separable" else abs(window) + 0.5
-        back = fold(case, columns, reduction="mean", window=window)
-        np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
-        back = fold(case, unfold(case, image, window=window), reduction="least_squares", window=window)
-        np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
 
 
 @pytest.mark.parametrize("weight_dtype", ["f2", "f4", ">f4", "f8", "g", "i1", "u8"])

@@ -95,22 +95,6 @@ def test_scripts_run(script, tmp_path):
 # ---- names
 
 
-def anchors(text):
-    """The names that a code host gives to headings."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@named
-def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[document]):
-        if "://" not in target:
-            name, _, anchor = target.partition("#")
-            path = (ROOT / document).parent / name if name else ROOT / document
-            assert path.exists(), f"{target} in {document}"
-            assert not anchor or anchor in anchors(path.read_text()), f"{target} in {document}"
-
-
 def test_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"(?:^|`)make (\w+)", EVERYTHING, re.MULTILINE))

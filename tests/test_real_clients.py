@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 from time import process_time
 
 import numpy as np
@@ -332,33 +331,6 @@ def test_deepinv_s_bm3d_aggregates_by_weights_of_blocks(monkeypatch, channels):
 
 
 # ---------------------------------------------------------------------------------------------
-# PyLops
-
-
-@pytest.mark.peer("pylops")
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-def test_pylops_finds_the_adjoint_of_a_linear_operator_exact(monkeypatch, dtype):
-    """Of SciPy's LinearOperator of patches."""
-    monkeypatch.setenv("CUPY_PYLOPS", "0")
-    from scipy.sparse.linalg import LinearOperator
-
-    pylops, dottest = client("pylops"), client("pylops.utils.dottest").dottest
-    shape, block, steps = (20, 26), (8, 6), (4, 5)
-    window = (np.hanning(10)[1:-1], np.hanning(8)[1:-1])
-    blocks_shape = gpufold.array_to_blocks(np.empty(shape), block, strides=steps).shape
-    patches = LinearOperator(
-        (prod(blocks_shape), prod(shape)),
-        matvec=lambda x: gpufold.array_to_blocks(x.reshape(shape), block, strides=steps, window=window).ravel(),
-        rmatvec=lambda y: gpufold.blocks_to_array(
-            y.reshape(blocks_shape), shape, block, strides=steps, window=window
-        ).ravel(),
-        dtype=dtype,
-    )
-    operator = pylops.aslinearoperator(patches)
-    assert dottest(operator, *patches.shape, complexflag=3 * (dtype is np.complex128), rtol=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------
 # Models whose F.fold and F.unfold are gpufold's: their weights are random
 
 
@@ -382,14 +354,6 @@ def volo():
     layers = {"layers": (1, 1), "downsamples": (True, False), "outlook_attention": (True, False)}
     network = VOLO(**layers, **sizes, num_classes=5, patch_size=8, use_aux_head=False)
     return network, torch.randn(2, 3, 32, 32)
-
-
-def t2t():
-    """Tokens to tokens: torch.nn.Unfold."""
-    with clients._stood_in():
-        from vit_pytorch.t2t import T2TViT
-    network = T2TViT(image_size=16, num_classes=5, dim=16, depth=1, heads=2, mlp_dim=16, t2t_layers=((3, 2), (3, 2)))
-    return network, torch.randn(2, 3, 16, 16)
 
 
 def convbert():
@@ -419,7 +383,7 @@ def vocos():
     return head, torch.randn(2, 30, 24)
 
 
-PACKAGES = {volo: "timm", t2t: "vit_pytorch", convbert: "transformers", mobilevitv2: "transformers"}
+PACKAGES = {volo: "timm", convbert: "transformers", mobilevitv2: "transformers"}
 MODELS = [
     pytest.param(model, marks=[pytest.mark.peer(package), pytest.mark.all], id=model.__name__)
     for model, package in PACKAGES.items()

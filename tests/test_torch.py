@@ -16,6 +16,7 @@ import torch
 from cases import assert_same_bits
 from fronts import (
     AVERAGED,
+    BEYOND,
     EMPTY,
     EVERY,
     FOLDED,
@@ -27,6 +28,7 @@ from fronts import (
     operation_of,
 )
 from processes import python
+from test_wrong_arguments import TABLE, TORCH, made, names_of
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,7 +97,7 @@ def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
 
 @pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@named(EVERY)
+@named([*EVERY, *BEYOND])
 def test_gradients(operation, dtype, request):
     given = tensors_of(operation, dtype, learns=True)
     fast = dtype == "complex128" and not request.config.getoption("--many")
@@ -273,12 +275,6 @@ def test_half_precisions_and_their_gradients_are_summed_in_float32(dtype):
     (image.sum() + taken.sum()).backward()
     assert image.item() == picture.grad[0, 0] == 4096
     assert {each.dtype for each in (image, taken, *(leaf.grad for leaf in given))} == {dtype}
-
-
-def test_autocast_changes_no_dtype():
-    data = torch.randn(2, 6, 6)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert operation_of("col2im")(data).dtype is torch.float32
 
 
 @named([each for each in AVERAGED if each.window])
@@ -639,44 +635,36 @@ def shrunk(tensor, size):
     return tensor
 
 
-MADE = ("input", "data", "image", "blocks", "array", "numerator", "weight", "weight_out", "window")
-SIZED = {
-    "fold": {"input": (1, 4, 9), "window": (2, 2), "output_size": 4, "kernel_size": 2, "dilation": 1, "padding": 0},
-    "unfold": {"input": (1, 1, 4, 4), "window": (2, 2), "kernel_size": 2, "dilation": 1, "padding": 0, "stride": 1},
-    "col2im": {"data": (4, 9), "window": (2, 2), "output_size": (4, 4), "kernel_size": (2, 2), "pads_end": 0},
-    "im2col": {"image": (1, 4, 4), "window": (2, 2), "kernel_size": (2, 2), "dilations": 1, "pads_begin": 0},
-    "blocks_to_array": {"blocks": (4, 2), "output_shape": (5,), "block_shape": (2,), "strides": 1},
-    "array_to_blocks": {"array": (5,), "window": (2,), "block_shape": (2,), "strides": 1},
-    "add_blocks": {"array": (5,), "blocks": (2, 2), "positions": [(0,), (3,)], "window": (2,)},
-    "add_blocks_": {
-        "array": (5,), "blocks": (2, 2), "positions": [(0,), (3,)], "window": (2,), "weight_out": (5,)},
-    "take_blocks": {"array": (5,), "positions": [(0,), (3,)], "window": (2,), "block_shape": (2,)},
-    "average": {"numerator": (2, 3), "weight": (2, 3)},
-    "batch_to_space": {"data": (4, 9), "block_shape": (1, 2), "crops_begin": 0, "crops_end": 0},
-    "space_to_batch": {"data": (4, 8), "block_shape": (1, 2), "pads_begin": 0, "pads_end": 0},
-}  # fmt: skip
-"""A call of every function of gpufold.torch, of tensors by their shapes."""
+CALLS = {name.removeprefix("gpufold.torch."): call for name, call in TABLE[TORCH]}
+CALLS["take_blocks by index"] = CALLS["take_blocks"] | {"mode": "'reflect'"}
+TENSORS = [
+    (name, each)
+    for name, call in CALLS.items()
+    for each, value in call.items()
+    if name.islower() and ("torch." in value or each == "positions")
+]
+"""Of each function, the arguments that are tensors."""
 
 
-def given_to(name, of=torch.ones):
-    return {each: of(value) if each in MADE else value for each, value in SIZED[name].items()}
+def given_to(name):
+    """Return a function and arguments, tensors with memory of their own; a window under a mean could not learn."""
+    code = {each: value for each, value in CALLS[name].items() if each != "reduction"}
+    function, given = made(f"gpufold.torch.{name.partition(' ')[0]}", code, names_of(TORCH))
+    tensors = {each: torch.as_tensor(value).clone() for each, value in given.items() if (name, each) in TENSORS}
+    return function, given | tensors
 
 
 @pytest.mark.parametrize("size", [0, 4])
 @pytest.mark.parametrize("way", ["first", "again", "learning", "operator", "transformed"])
-@pytest.mark.parametrize(
-    ("name", "argument"), [(name, each) for name in SIZED for each in SIZED[name] if each in (*MADE, "positions")]
-)
+@pytest.mark.parametrize(("name", "argument"), TENSORS)
 def test_nothing_is_read_behind_a_storage(name, argument, way, size):
-    function, places = getattr(gpufold.torch, name), {"positions": torch.tensor([[0], [3]])}
+    function, given = given_to(name)
     if way == "again":
-        function(**given_to(name))
-    given = given_to(name)
-    given |= {each: value.clone() for each, value in places.items() if each in given}
+        function(**given_to(name)[1])
     if way == "learning":
         given |= {each: given[each].requires_grad_() for each in ("data", "blocks", "window") if each in given}
     shrunk(given[argument].detach(), size)
-    before = {key: each.detach().clone() for key, each in given.items() if key in MADE and key != argument}
+    before = {each: given[each].detach().clone() for of, each in TENSORS if of == name and each != argument}
     call = partial(function, **given)
     if way == "transformed":
         call = partial(torch.func.vjp, lambda _: function(**given), torch.ones(()))
@@ -725,6 +713,8 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
                 lambda layout=layout: gpufold.torch.fold(torch.nested.nested_tensor([COLUMN], layout=layout), 4, 2))
             for layout in (torch.strided, torch.jagged)
         ),
+        (TypeError, "weights must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.add_blocks(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weights=torch.ones(1, device="meta"))),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
     ],

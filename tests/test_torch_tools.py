@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from processes import python
-from test_torch import MADE, SIZED, given_to
 
 import gpufold.torch
 
@@ -195,46 +193,6 @@ def test_a_module_takes_no_window_that_is_none(window, message):
     for module in (partial(gpufold.torch.Fold, 4), gpufold.torch.Unfold):
         with pytest.raises(TypeError, match=f"^(Fold|Unfold): .*{message}"):
             module(2, window=window)
-
-
-class Index:
-    def __index__(self):
-        raise RuntimeError("no index")
-
-
-NONSENSE = {
-    "an object": object(),
-    "a generator": (each for each in "ab"),
-    "text": "ab",
-    "a dict": {"a": 1},
-    "nan": float("nan"),
-    "nested lists": [[[1]], [2]],
-    "None in a list": [None, None],
-    "an index that fails": Index(),
-    "past 64 bits": (-(2**64), -(2**64)),
-    "a class": np.datetime64,
-    "an array of objects": np.array([None, 1], object),
-    "texts": np.array(["a", "b"]),
-    "a sparse tensor": torch.ones(2, 2).to_sparse(),
-    "a tensor of floats": torch.ones(2, 2),
-    "a nested tensor": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "a tensor of complex numbers": torch.ones(2, 2, dtype=torch.complex64),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("on", ["cpu", "meta"])
-@pytest.mark.parametrize("what", NONSENSE)
-@pytest.mark.parametrize("name", SIZED)
-def test_an_argument_that_makes_no_sense_is_an_error_of_the_function(name, what, on):
-    function, right = getattr(gpufold.torch, name), given_to(name, partial(torch.ones, device=on))
-    function(**right)
-    for argument in [*right, *(["dtype"] if name == "col2im" else ())]:
-        if argument in MADE and what in ("a tensor of floats", "a tensor of complex numbers"):
-            continue
-        with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
-            function(**right | {argument: NONSENSE[what]})
-        assert re.match(rf"{name}:|col2im:|im2col:" if "fold" in name else f"{name}:", str(caught.value)), argument
 
 
 def test_a_dtype_is_named_on_every_device():

@@ -113,6 +113,7 @@ def _over_the_ends(function: Any, data: Tensor, given: dict[str, Any]) -> Tensor
     margins = [0] * lead + [over_the_end(*each) for each in zip(size, block, strides, strict=True)]
     result: Tensor
     if takes:
+        tensors.check_read("array_to_blocks", array=data)
         if mode == "constant":
             data = pad(data, [*chain.from_iterable((0, margin) for margin in reversed(margins))])
         else:
@@ -307,6 +308,11 @@ def _weighed(
     wanted = [(extent,) for extent in block] if is_separable(window) else [block]
     for each in axes:
         tensors.check_real(name, "window", each)
+        tensors.check_read(name, window=each)
+    tensors.check_read(name, array=array, blocks=blocks, weights=weights)
+    if not traced:
+        for argument, tensor in (("weights", weights), *(("window", each) for each in axes)):
+            tensors.check_like(name, argument, tensor, array, "array")
     if axes and [tuple(each.shape) for each in axes] != wanted:
         raise ValueError(f"{name}: window must have the shape {block} of a block, or be one array per axis")
     dtype = tensors.WEIGHTS[tensors.name_of(array.dtype)]
@@ -369,6 +375,7 @@ def take_blocks(
         if not by_index:
             given_to, tail = (array, window, places, None), (mode, variant, True)
             return operators.trace("take_blocks", given_to, (block_shape,), places.shape[-1], tail)
+        tensors.check_read("take_blocks", array=array, positions=places)
         arange, block = partial(torch.arange, device=array.device), operators.per_axis(block_shape, places.shape[1])
         weighted = partial(array_to_blocks, window=window)
         taken: Tensor = outside.taken(torch, arange, weighted, array, places, block, mode)

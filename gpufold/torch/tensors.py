@@ -114,6 +114,13 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
         )
 
 
+def check_read(operation: str, **given: Tensor) -> None:
+    """Raise where torch would read behind the storage of a tensor, by name; what records a call sees to it itself."""
+    if not (is_compiling() or _C._is_tracing()):
+        for name, tensor in given.items():
+            check_stored(operation, name, tensor)
+
+
 def alive(tensor: Any) -> Any:
     """Return a tensor, or what it stood for in transforms of torch.func that have ended since; or None."""
     if is_compiling():  # what is traced stands for itself, and torch 2.6 does not trace the question
@@ -145,8 +152,7 @@ def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> 
     """Return the weights of a block as they count where they are summed beside what they weigh."""
     for each in axes:
         check_real(operation, "window", each)
-        if not (is_compiling() or _C._is_tracing()):
-            check_stored(operation, "window", each)
+        check_read(operation, window=each)
     axes = [ready_weights(each, dtype) for each in axes]
     weights: Tensor = product_of(torch, axes, least_weight(axes[0].itemsize, "mean"))
     return weights
