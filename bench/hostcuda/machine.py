@@ -2,8 +2,8 @@
 
 NVRTC compiles the plan for an architecture, nvdisasm lists its instructions, this module reads them, and
 host/machine.cpp executes them, 32 lanes at a time. So every count is of what is really run: the
-instructions that are issued, whatever the compiler unrolled, predicated or moved, and what each warp asks of global and
-shared memory. How long that takes is no question here.
+instructions that are issued, whatever the compiler unrolled, predicated or moved, and what each warp asks of global
+memory. How long that takes is no question here.
 
 The meaning of the instructions is not published in full. That the arrays come out right, bit for bit, is the proof
 that they are understood; one that is not known raises Unknown, with its text.
@@ -81,15 +81,15 @@ class _Array(ctypes.Structure):
 class Accesses(ctypes.Structure):
     """Of one kind to global memory, in requests: what one instruction of one warp asks for is one."""
 
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "lanes", "bytes", "sectors"))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "bytes", "sectors"))
 
 
 class Counters(ctypes.Structure):
-    """What a launch did: passes over the banks of shared memory are the wavefronts, instructions are a warp's."""
+    """What a launch did; instructions are a warp's."""
 
     _fields_ = (
         *((name, Accesses) for name in ("loads", "stores", "atomics")),
-        *((name, ctypes.c_uint64) for name in ("shared_requests", "shared_wavefronts", "warps", "instructions")),
+        *((name, ctypes.c_uint64) for name in ("warps", "instructions")),
     )
 
 

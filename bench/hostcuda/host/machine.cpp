@@ -69,15 +69,12 @@ struct MemoryArray {
 // Accesses of one kind to global memory. A request is one instruction of one warp.
 struct Accesses {
     uint64_t requests;
-    uint64_t lanes;   // threads that took part
-    uint64_t bytes;   // that they asked for
+    uint64_t bytes;   // that threads asked for
     uint64_t sectors; // of 32 bytes, distinct in a request
 };
 
 struct Counters {
     Accesses loads, stores, atomics;
-    uint64_t shared_requests;
-    uint64_t shared_wavefronts; // passes over the 32 banks
     uint64_t warps;
     uint64_t instructions; // issued to a warp, whether its lanes took part or not
 };
@@ -148,41 +145,22 @@ struct Access {
     uint32_t size;
 };
 
-// The distinct units of so many bytes that a request touches, in order.
-const std::vector<uint64_t>& touched(const Access* begin, const Access* end, uint64_t bytes)
+void count_global(Kind kind, const std::vector<Access>& accesses)
 {
-    static std::vector<uint64_t> units;
-    units.clear();
-    for (const Access* access = begin; access < end; ++access)
-        for (uint64_t unit = access->address / bytes; unit * bytes < access->address + access->size; ++unit)
-            if (units.empty() || units.back() != unit)
-                units.push_back(unit);
-    if (!std::is_sorted(units.begin(), units.end()))
-        std::sort(units.begin(), units.end());
-    units.erase(std::unique(units.begin(), units.end()), units.end());
-    return units;
-}
-
-// A request to shared memory passes over the 32 banks as often as one of them has a word to give.
-void count_shared(const Access* begin, const Access* end)
-{
-    uint64_t banks[32] = {}, most = 0;
-    for (uint64_t word : touched(begin, end, 4))
-        most = std::max(most, ++banks[word % 32]);
-    launch->counters->shared_requests += 1;
-    launch->counters->shared_wavefronts += most;
-}
-
-void count_global(Kind kind, const Access* begin, const Access* end)
-{
+    static std::vector<uint64_t> sectors;
     Accesses& requests = kind == Kind::load    ? launch->counters->loads
                          : kind == Kind::store ? launch->counters->stores
                                                : launch->counters->atomics;
+    sectors.clear();
+    for (const Access& access : accesses) {
+        requests.bytes += access.size;
+        for (uint64_t sector = access.address / 32; sector * 32 < access.address + access.size; ++sector)
+            if (sectors.empty() || sectors.back() != sector)
+                sectors.push_back(sector);
+    }
+    std::sort(sectors.begin(), sectors.end());
     requests.requests += 1;
-    requests.lanes += end - begin;
-    for (const Access* access = begin; access < end; ++access)
-        requests.bytes += access->size;
-    requests.sectors += touched(begin, end, 32).size();
+    requests.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
 }
 
 using Words = uint32_t[kLanes];
@@ -441,13 +419,8 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
         addresses[lane] = address;
         accesses.push_back({address, size});
     });
-    if (!active || space == kLocal)
-        return;
-    const Access *const first = accesses.data(), *const last = first + accesses.size();
-    if (space == kShared)
-        count_shared(first, last);
-    else
-        count_global(kind, first, last);
+    if (active && space == kGlobal)
+        count_global(kind, accesses);
 }
 
 void load(Warp& warp, const Instruction& what, uint32_t active)
