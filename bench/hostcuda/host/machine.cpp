@@ -6,15 +6,13 @@
 // results are right, bit for bit, is what says that it is understood here.
 #include <algorithm>
 #include <cfenv>
-#include <cmath>
 #include <cstdarg>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
+
+#include "cuda_words.h"
 
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
@@ -503,20 +501,6 @@ uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32
     }
 }
 
-uint32_t permuted(uint32_t low, uint32_t selector, uint32_t high)
-{
-    const uint64_t bytes = uint64_t(high) << 32 | low;
-    uint32_t result = 0;
-    for (int byte = 0; byte < 4; ++byte) {
-        const uint32_t choice = selector >> (4 * byte);
-        uint32_t chosen = uint32_t(bytes >> (8 * (choice & 7)) & 0xff);
-        if (choice & 8)
-            chosen = chosen & 0x80 ? 0xff : 0;
-        result |= chosen << (8 * byte);
-    }
-    return result;
-}
-
 // Whether a division may leave the range of the fast way, as FCHK says.
 bool is_hard(float dividend, float divisor)
 {
@@ -528,27 +512,6 @@ bool is_hard(float dividend, float divisor)
     return first <= 24 || second >= 253 || first - second >= 126 || first - second <= -126;
 }
 
-uint16_t half_of(float value)
-{
-    const _Float16 half = _Float16(value);
-    uint16_t bits;
-    memcpy(&bits, &half, 2);
-    return bits;
-}
-float float_of(uint16_t bits)
-{
-    _Float16 half;
-    memcpy(&half, &bits, 2);
-    return float(half);
-}
-uint16_t brain_of(float value)
-{
-    const uint32_t bits = as_bits(value);
-    if (std::isnan(value))
-        return 0x7fff;
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // Everything that leaves the order of instructions as it is.
 void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_t (&block)[3])
 {
@@ -557,13 +520,14 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     const auto integer = [&](int i) { return integers(warp, what.source[i], space[i]); };
     const auto real = [&](int i) { return floats(warp, what.source[i], space[i]); };
     const auto given = [&](int i) { return warp.mask(what.predicate[i]); };
+    const auto make = [&](auto function, const auto*... words) {
+        each(warp, what, active, [=](uint32_t lane) { return function(words[lane]...); });
+    };
     switch (Op(what.op)) {
     case Op::nop:
         break;
-    case Op::mov: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active, [=](uint32_t lane) { return a[lane]; });
-    }
+    case Op::mov:
+        return make([](uint32_t a) { return a; }, integer(0));
     case Op::imad: {
         const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
         const uint32_t carry = mode[0] ? given(0) : 0;
@@ -668,17 +632,17 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return;
     }
     case Op::shf: {
-        const uint32_t *const low = integer(0), *const by = integer(1), *const high = integer(2);
         const bool right = mode[0], is_signed = mode[1], upper = mode[2], wraps = mode[3];
-        return each(warp, what, active, [=](uint32_t lane) {
-            const uint64_t wide = uint64_t(high[lane]) << 32 | low[lane];
-            const uint32_t distance = wraps ? by[lane] & 31 : by[lane];
+        const auto shift = [=](uint32_t low, uint32_t by, uint32_t high) {
+            const uint64_t wide = uint64_t(high) << 32 | low;
+            const uint32_t distance = wraps ? by & 31 : by;
             const uint64_t moved = !right          ? distance > 63 ? 0 : wide << distance
                                    : is_signed     ? uint64_t(int64_t(wide) >> std::min(distance, 63u))
                                    : distance > 63 ? 0
                                                    : wide >> distance;
             return uint32_t(upper ? moved >> 32 : moved);
-        });
+        };
+        return make(shift, integer(0), integer(1), integer(2));
     }
     case Op::isetp: {
         const uint32_t *const a = integer(0), *const b = integer(1);
@@ -741,38 +705,19 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return not_below_zero && int32_t(taken) < 0 ? 0 : taken;
         });
     }
-    case Op::iabs: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active,
-                    [=](uint32_t lane) { return int32_t(a[lane]) < 0 ? 0 - a[lane] : a[lane]; });
-    }
-    case Op::popc: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active, [=](uint32_t lane) { return uint32_t(__builtin_popcount(a[lane])); });
-    }
+    case Op::iabs:
+        return make([](uint32_t a) { return int32_t(a) < 0 ? 0 - a : a; }, integer(0));
+    case Op::popc:
+        return make(__popc, integer(0));
     case Op::flo: {
-        const uint32_t* const a = integer(0);
         const bool as_shift = mode[0];
-        return each(warp, what, active, [=](uint32_t lane) {
-            return !a[lane]   ? kAll
-                   : as_shift ? uint32_t(__builtin_clz(a[lane]))
-                              : 31 - __builtin_clz(a[lane]);
-        });
+        const auto leading = [=](uint32_t a) { return !a ? kAll : as_shift ? __clz(a) : 31 - __clz(a); };
+        return make(leading, integer(0));
     }
-    case Op::brev: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            uint32_t result = 0;
-            for (int bit = 0; bit < 32; ++bit)
-                result |= (a[lane] >> bit & 1) << (31 - bit);
-            return result;
-        });
-    }
-    case Op::prmt: {
-        const uint32_t *const a = integer(0), *const selector = integer(1), *const b = integer(2);
-        return each(warp, what, active,
-                    [=](uint32_t lane) { return permuted(a[lane], selector[lane], b[lane]); });
-    }
+    case Op::brev:
+        return make(__brev, integer(0));
+    case Op::prmt:
+        return make(__byte_perm, integer(0), integer(2), integer(1));
     case Op::p2r: {
         const uint32_t* const a = integer(0);
         const uint32_t mask = uint32_t(mode[0]);
@@ -828,24 +773,20 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return warp.set(what.to_predicate[0], inside, active);
     }
     case Op::i2f: {
-        const uint32_t* const a = integer(0);
         const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
-        const auto integer_of = [=](uint32_t lane) {
-            const int64_t value = is_signed ? int64_t(int32_t(a[lane])) : int64_t(a[lane]);
-            return absolute && value < 0 ? -value : value;
-        };
         const Rounding rounding(mode[1]);
-        return each(warp, what, active, [=](uint32_t lane) {
-            volatile float made = float(integer_of(lane));
+        const auto converted = [=](uint32_t a) {
+            const int64_t value = is_signed ? int64_t(int32_t(a)) : int64_t(a);
+            volatile float made = float(absolute && value < 0 ? -value : value);
             return as_bits(float(made));
-        });
+        };
+        return make(converted, integer(0));
     }
     case Op::f2i: {
-        const uint32_t* const a = real(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const double value = std::trunc(double(as_float(a[lane])));
-            return uint32_t(std::min(std::max(value, 0.0), 4294967295.0));
-        });
+        const auto converted = [](uint32_t a) {
+            return uint32_t(std::min(std::max(std::trunc(double(as_float(a))), 0.0), 4294967295.0));
+        };
+        return make(converted, real(0));
     }
     case Op::fadd:
     case Op::fmul:
@@ -855,27 +796,25 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         const bool flush = mode[0];
         const Op op = Op(what.op);
         if (op == Op::fadd && !flush && !mode[1])
-            return each(warp, what, active,
-                        [=](uint32_t lane) { return as_bits(as_float(a[lane]) + as_float(b[lane])); });
+            return make([](uint32_t a, uint32_t b) { return as_bits(as_float(a) + as_float(b)); }, a, b);
         const Rounding rounding(mode[1]);
-        return each(warp, what, active, [=](uint32_t lane) {
-            volatile float first = flushed(as_float(a[lane]), flush),
-                           second = flushed(as_float(b[lane]), flush);
-            volatile float third = flushed(as_float(c[lane]), flush);
+        const auto computed = [=](uint32_t a, uint32_t b, uint32_t c) {
+            volatile float first = flushed(as_float(a), flush), second = flushed(as_float(b), flush);
+            volatile float third = flushed(as_float(c), flush);
             volatile float made = op == Op::fadd   ? first + second
                                   : op == Op::fmul ? first * second
                                                    : std::fma(first, second, third);
             return as_bits(flushed(made, flush));
-        });
+        };
+        return make(computed, a, b, c);
     }
     case Op::mufu: {
-        const uint32_t* const a = real(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const float value = as_float(a[lane]);
+        const auto computed = [=](uint32_t a) {
             if (mode[0] == 2) // the upper half of a double's reciprocal
-                return uint32_t(as_bits(1.0 / as_double(uint64_t(a[lane]) << 32)) >> 32);
-            return as_bits(mode[0] == 0 ? 1.0f / value : 1.0f / std::sqrt(value));
-        });
+                return uint32_t(as_bits(1.0 / as_double(uint64_t(a) << 32)) >> 32);
+            return as_bits(mode[0] == 0 ? 1.0f / as_float(a) : 1.0f / std::sqrt(as_float(a)));
+        };
+        return make(computed, real(0));
     }
     case Op::fchk: {
         const uint32_t *const a = real(0), *const b = real(1);
@@ -896,12 +835,12 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         });
     }
     case Op::half_to_float: {
-        const uint32_t* const a = raw(warp, what.source[0], space[0]);
         const Source source = what.source[0];
-        return each(warp, what, active, [=](uint32_t lane) {
-            const float value = float_of(uint16_t(a[lane] >> source.part));
+        const auto converted = [=](uint32_t a) {
+            const float value = __half2float(__half_raw{uint16_t(a >> source.part)});
             return as_bits(source.flags & kNegative ? -value : value);
-        });
+        };
+        return make(converted, raw(warp, source, space[0]));
     }
     case Op::float_to_double: {
         const uint32_t* const a = real(0);
@@ -909,14 +848,13 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                          [=](uint32_t lane) { return as_bits(double(as_float(a[lane]))); });
     }
     case Op::float_to_half: {
-        const uint32_t *const high = real(0), *const low = real(1);
         const bool brain = mode[0];
-        return each(warp, what, active, [=](uint32_t lane) {
-            const auto made = [=](uint32_t bits) {
-                return brain ? brain_of(as_float(bits)) : half_of(as_float(bits));
-            };
-            return uint32_t(made(high[lane])) << 16 | made(low[lane]);
-        });
+        const auto half = [=](uint32_t bits) {
+            return brain ? __bfloat16_as_ushort(__float2bfloat16_rn(as_float(bits)))
+                         : __half_as_ushort(__float2half_rn(as_float(bits)));
+        };
+        return make([=](uint32_t high, uint32_t low) { return uint32_t(half(high)) << 16 | half(low); },
+                    real(0), real(1));
     }
     case Op::r2ur: {
         const uint32_t* const a = raw(warp, what.source[0], space[0]);
