@@ -587,7 +587,7 @@ class _Reader:
             raise self.unknown()
 
     def _r2ur(self) -> None:
-        self._plain("r2ur", 1)
+        self._plain("mov", 1)
 
     def _ldc(self) -> None:
         self.operation("ldc")

@@ -20,7 +20,7 @@
     X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
-    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
+    X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
 // clang-format on
 
 namespace hostcuda {
@@ -352,13 +352,6 @@ uint32_t combine(int how, uint32_t first, uint32_t second)
     return how == 0 ? first & second : how == 1 ? first | second : first ^ second;
 }
 
-void set_both(Warp& warp, const Instruction& what, uint32_t holds, uint32_t active)
-{
-    const uint32_t with = warp.mask(what.predicate[0]);
-    warp.set(what.to_predicate[0], combine(what.mode[2], holds, with), active);
-    warp.set(what.to_predicate[1], combine(what.mode[2], ~holds, with), active);
-}
-
 char* memory_at(uint64_t address, uint32_t size, bool write)
 {
     for (uint32_t index = 0; index < launch->array_count; ++index) {
@@ -523,6 +516,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     const auto make = [&](auto function, const auto*... words) {
         each(warp, what, active, [=](uint32_t lane) { return function(words[lane]...); });
     };
+    const auto compare = [&](auto function) {
+        const uint32_t holds = lanes_where(function), with = given(0);
+        warp.set(what.to_predicate[0], combine(mode[2], holds, with), active);
+        warp.set(what.to_predicate[1], combine(mode[2], ~holds, with), active);
+    };
     switch (Op(what.op)) {
     case Op::nop:
         break;
@@ -645,36 +643,28 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return make(shift, integer(0), integer(1), integer(2));
     }
     case Op::isetp: {
-        const uint32_t *const a = integer(0), *const b = integer(1);
-        const bool is_signed = mode[1];
-        const uint32_t below = given(1);
-        const bool extended = mode[3];
-        const uint32_t holds = lanes_where([=](uint32_t lane) {
+        const uint32_t *const a = integer(0), *const b = integer(1), below = given(1);
+        const bool is_signed = mode[1], extended = mode[3];
+        return compare([=](uint32_t lane) {
             const int found = is_signed ? order(int32_t(a[lane]), int32_t(b[lane])) : order(a[lane], b[lane]);
             return extended && found == 2 ? below >> lane & 1 : uint32_t((mode[0] & found) != 0);
         });
-        return set_both(warp, what, holds, active);
     }
     case Op::isetp_wide: {
         const Pairs a(warp, what.source[0]), b(warp, what.source[1]);
-        const auto holds = [&](uint32_t lane) {
+        return compare([&](uint32_t lane) {
             return mode[0] & (mode[1] ? order(int64_t(a[lane]), int64_t(b[lane])) : order(a[lane], b[lane]));
-        };
-        return set_both(warp, what, lanes_where(holds), active);
+        });
     }
     case Op::fsetp: {
         const uint32_t *const a = real(0), *const b = real(1);
-        return set_both(warp, what, lanes_where([=](uint32_t lane) {
-                            return mode[0] & order(flushed(as_float(a[lane]), mode[3]),
-                                                   flushed(as_float(b[lane]), mode[3]));
-                        }),
-                        active);
+        return compare([=](uint32_t lane) {
+            return mode[0] & order(flushed(as_float(a[lane]), mode[3]), flushed(as_float(b[lane]), mode[3]));
+        });
     }
     case Op::dsetp: {
         const Doubles a(warp, what.source[0]), b(warp, what.source[1]);
-        return set_both(warp, what,
-                        lanes_where([&](uint32_t lane) { return mode[0] & order(a[lane], b[lane]); }),
-                        active);
+        return compare([&](uint32_t lane) { return mode[0] & order(a[lane], b[lane]); });
     }
     case Op::sel:
     case Op::fsel: {
@@ -740,12 +730,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return;
     }
     case Op::s2r: {
-        each(warp, what, active, [&](uint32_t lane) { return special(warp, mode[0], block, lane); });
-        if (mode[1]) {
-            const Words zeros = {};
-            put(warp, what, zeros, active, 1);
-        }
-        return;
+        const auto value = [&](uint32_t lane) { return special(warp, mode[0], block, lane); };
+        return mode[1] ? each_pair(warp, what, active, value) : each(warp, what, active, value);
     }
     case Op::vote: {
         const uint32_t for_it = given(0) & active;
@@ -818,10 +804,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::fchk: {
         const uint32_t *const a = real(0), *const b = real(1);
-        return warp.set(what.to_predicate[0], lanes_where([=](uint32_t lane) {
-                            return is_hard(as_float(a[lane]), as_float(b[lane]));
-                        }),
-                        active);
+        const auto hard = [=](uint32_t lane) { return is_hard(as_float(a[lane]), as_float(b[lane])); };
+        return warp.set(what.to_predicate[0], lanes_where(hard), active);
     }
     case Op::dadd:
     case Op::dmul:
@@ -855,12 +839,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         };
         return make([=](uint32_t high, uint32_t low) { return uint32_t(half(high)) << 16 | half(low); },
                     real(0), real(1));
-    }
-    case Op::r2ur: {
-        const uint32_t* const a = raw(warp, what.source[0], space[0]);
-        if (active)
-            warp.uniform[what.to] = a[__builtin_ctz(active)];
-        return;
     }
     case Op::ld:
         return load(warp, what, active);
