@@ -138,29 +138,6 @@ struct Rounding {
 
 enum class Kind : uint8_t { load, store, atomic };
 
-struct Access {
-    uint64_t address;
-    uint32_t size;
-};
-
-void count_global(Kind kind, const std::vector<Access>& accesses)
-{
-    static std::vector<uint64_t> sectors;
-    Accesses& requests = kind == Kind::load    ? launch->counters->loads
-                         : kind == Kind::store ? launch->counters->stores
-                                               : launch->counters->atomics;
-    sectors.clear();
-    for (const Access& access : accesses) {
-        requests.bytes += access.size;
-        for (uint64_t sector = access.address / 32; sector * 32 < access.address + access.size; ++sector)
-            if (sectors.empty() || sectors.back() != sector)
-                sectors.push_back(sector);
-    }
-    std::sort(sectors.begin(), sectors.end());
-    requests.requests += 1;
-    requests.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
-}
-
 using Words = uint32_t[kLanes];
 
 // Calls a function for each lane of a mask.
@@ -383,35 +360,31 @@ char* locate(Warp& warp, int space, uint32_t lane, uint64_t address, uint32_t si
     return memory.data() + (space == kShared ? 0 : lane * kLocalBytes) + address;
 }
 
-// Where each lane accesses memory; also counted as a request of the warp.
+// Where each lane accesses memory; of global memory that is counted too, as a request of the warp.
 void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t active,
                     uint64_t (&addresses)[kLanes])
 {
     const int space = what.mode[0];
-    const uint32_t size = what.mode[1];
     const bool wide = what.mode[3];
-    const Source& base = what.source[0];
-    Words low_space, high_space, uniform_low_space, uniform_high_space;
-    const uint32_t* const low = raw(warp, base, low_space);
-    const uint32_t* const high = wide ? raw(warp, base, high_space, 1) : nullptr;
-    const Source& uniform = what.source[1];
-    const uint32_t* const uniform_low = raw(warp, uniform, uniform_low_space);
-    const bool uniform_wide = space == kGlobal && From(uniform.from) == From::uniform;
-    const uint32_t* const uniform_high = uniform_wide ? raw(warp, uniform, uniform_high_space, 1) : nullptr;
-    static std::vector<Access> accesses;
-    accesses.clear();
+    const Pairs base(warp, what.source[0]), uniform(warp, what.source[1]);
+    const bool uniform_wide = space == kGlobal && From(what.source[1].from) == From::uniform;
+    static std::vector<uint64_t> sectors;
+    sectors.clear();
     for_lanes(active, [&](uint32_t lane) {
-        uint64_t address = uint64_t(low[lane]) << base.part;
-        address += wide ? uint64_t(high[lane]) << 32 : 0;
-        address += uniform_low[lane] + (uniform_high ? uint64_t(uniform_high[lane]) << 32 : 0);
-        address += int64_t(what.target);
-        if (space != kGlobal)
-            address = uint32_t(address);
-        addresses[lane] = address;
-        accesses.push_back({address, size});
+        uint64_t address = wide ? base[lane] : uint64_t(base.low[lane]) << what.source[0].part;
+        address += (uniform_wide ? uniform[lane] : uniform.low[lane]) + int64_t(what.target);
+        addresses[lane] = space == kGlobal ? address : uint32_t(address);
+        sectors.push_back(address / 32); // an access is aligned, and so lies in one
     });
-    if (active && space == kGlobal)
-        count_global(kind, accesses);
+    if (!active || space != kGlobal)
+        return;
+    Accesses& requests = kind == Kind::load    ? launch->counters->loads
+                         : kind == Kind::store ? launch->counters->stores
+                                               : launch->counters->atomics;
+    std::sort(sectors.begin(), sectors.end());
+    requests.requests += 1;
+    requests.bytes += what.mode[1] * sectors.size();
+    requests.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
 }
 
 void load(Warp& warp, const Instruction& what, uint32_t active)
