@@ -14,13 +14,15 @@
 
 #include "cuda_words.h"
 
+// After those from bra on, lanes may go different ways, or wait.
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
     X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
-    X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
+    X(ld) X(st) X(red) X(ldc) X(bssy)                                                          \
+    X(bra) X(exit) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
 // clang-format on
 
 namespace hostcuda {
@@ -478,7 +480,7 @@ bool is_hard(float dividend, float divisor)
     return first <= 24 || second >= 253 || first - second >= 126 || first - second <= -126;
 }
 
-// Everything that leaves the order of instructions as it is.
+// Everything after which a warp goes on with the next instruction.
 void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_t (&block)[3])
 {
     const int32_t (&mode)[4] = what.mode;
@@ -832,6 +834,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         }
         return;
     }
+    case Op::bssy:
+        return for_lanes(active, [&](uint32_t lane) { warp.reconvergence[mode[0]][lane] = active; });
     default:
         fail("operation %d does not belong here", int(what.op));
     }
@@ -883,78 +887,54 @@ void run(Warp& warp, const uint32_t (&block)[3])
             if (++instructions == kEndless)
                 fail("a warp runs for ever");
             const uint32_t active = mask & warp.mask(what.guard);
+            const uint32_t chosen = active & warp.mask(what.predicate[0]);
             straight = together;
-            switch (Op(what.op)) {
-            case Op::bra: {
-                const uint32_t taken = active & warp.mask(what.predicate[0]);
-                if (taken == mask) {
-                    place = what.target;
-                } else if (!taken) {
-                    ++place;
-                } else {
-                    send(mask, place + 1);
-                    send(taken, what.target);
-                    straight = false;
-                    continue;
-                }
-                break;
-            }
-            case Op::call:
-                send(mask, place + 1);
-                send(active, what.target);
-                straight = false;
-                continue;
-            case Op::ret: {
-                Words space;
-                const uint32_t* const where = raw(warp, what.source[0], space);
-                send(mask, place + 1);
-                for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
-                straight = false;
-                continue;
-            }
-            case Op::exit: {
-                const uint32_t leaving = active & warp.mask(what.predicate[0]);
-                send(mask, place + 1);
-                warp.done |= leaving;
-                warp.running &= ~leaving;
-                release(warp);
-                straight = false;
-                continue;
-            }
-            case Op::bssy:
-                for_lanes(active, [&](uint32_t lane) { warp.reconvergence[what.mode[0]][lane] = active; });
-                ++place;
-                break;
-            case Op::breaks:
-                for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    warp.reconvergence[what.mode[0]][lane] &= ~(active & warp.mask(what.predicate[0]));
-                release(warp);
-                ++place;
-                straight = false;
-                break;
-            case Op::bsync:
-            case Op::warpsync:
-                send(mask, place + 1);
-                send(active, place);
-                for_lanes(active, [&](uint32_t lane) {
-                    warp.waits_at[lane] = what.mode[0];
-                    if (Op(what.op) == Op::warpsync)
-                        warp.reconvergence[16][lane] = warp.lanes;
-                });
-                warp.running &= ~active;
-                warp.at_sync |= active;
-                release(warp);
-                straight = false;
-                continue;
-            case Op::bar:
-                send(mask, place + 1);
-                warp.running &= ~active;
-                warp.at_block_barrier |= active;
-                straight = false;
-                continue;
-            default:
+            if (Op(what.op) == Op::bra && (!chosen || chosen == mask)) {
+                place = chosen ? what.target : place + 1;
+            } else if (Op(what.op) < Op::bra) {
                 execute(warp, what, active, block);
                 ++place;
+            } else { // lanes may go different ways, or wait
+                send(mask, place + 1);
+                switch (Op(what.op)) {
+                case Op::bra:
+                    send(chosen, what.target);
+                    break;
+                case Op::call:
+                    send(active, what.target);
+                    break;
+                case Op::ret: {
+                    Words space;
+                    const uint32_t* const where = raw(warp, what.source[0], space);
+                    for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
+                    break;
+                }
+                case Op::exit:
+                    warp.done |= chosen;
+                    warp.running &= ~chosen;
+                    release(warp);
+                    break;
+                case Op::breaks:
+                    for (uint32_t& party : warp.reconvergence[what.mode[0]])
+                        party &= ~chosen;
+                    release(warp);
+                    break;
+                case Op::bar:
+                    warp.running &= ~active;
+                    warp.at_block_barrier |= active;
+                    break;
+                default: // BSYNC and WARPSYNC
+                    send(active, place);
+                    for_lanes(active, [&](uint32_t lane) {
+                        warp.waits_at[lane] = what.mode[0];
+                        if (Op(what.op) == Op::warpsync)
+                            warp.reconvergence[16][lane] = warp.lanes;
+                    });
+                    warp.running &= ~active;
+                    warp.at_sync |= active;
+                    release(warp);
+                }
+                break;
             }
             if (!straight)
                 send(mask, place);
