@@ -566,7 +566,7 @@ class _Reader:
         self.to_register()
         if len(self.operands) != 4 or self.operands[:2] != ["-RZ", "RZ"]:
             raise self.unknown()
-        high, low = (struct.unpack("<H", struct.pack("<e", float(text)))[0] for text in self.operands[2:])
+        high, low = (int(np.float16(float(text)).view(np.uint16)) for text in self.operands[2:])
         self.put(_Source(IMMEDIATE, 0, 0, 0, high << 16 | low))
         self.operands = []
 
@@ -604,17 +604,10 @@ class _Reader:
     _ldcu = _ldc
 
 
-REALS = {"+INF": float("inf"), "-INF": float("-inf"), "+QNAN": float("nan"), "-QNAN": float("nan")}
-
-
 def _real_bits(text: str, double: bool) -> int:
     """Give the bits of a number as an instruction holds them: of a double, the upper half."""
-    value = REALS[text] if text in REALS else float(text)
-    return int(struct.unpack("<Q", struct.pack("<d", value))[0] >> 32) if double else _single_bits(value)
-
-
-def _single_bits(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    value = float(text.replace("QNAN", "NAN"))
+    return int(np.float64(value).view(np.uint64)) >> 32 if double else int(np.float32(value).view(np.uint32))
 
 
 @cache
