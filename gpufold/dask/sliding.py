@@ -132,8 +132,10 @@ def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> 
     geometry = geometry_of(call, BlocksGeometry)
     lead = len(geometry.lead)
     cut = cut_result(call, blocks.chunks[:lead], chunks, geometry.array_shape, blocks)
+    if 0 in blocks.shape:
+        return zeros(call, blocks, cut)
     taps = list(range(len(cut), blocks.ndim))
-    return zeros(call, blocks, cut) if 0 in blocks.shape else fold(call, blocks, lead, taps, cut, weights)
+    return fold(call, blocks.rechunk(dict.fromkeys(taps, -1)), lead, taps, cut, weights)
 
 
 @lazily(blocks.array_to_blocks)
@@ -164,7 +166,6 @@ def fold(call: Call, blocks: Any, first: int, taps: list[int], cut: Chunks, weig
     """Put together blocks that are counted along the axes from `first` on; the axes of their taps are those named."""
     axes = axes_of(call)
     pieces = gather(blocks, first, reach(axes, cut[-len(axes) :]))
-    pieces = pieces.rechunk(dict.fromkeys(taps, -1))
     return each_chunk(call, partial(_fold_chunk, call=call), pieces, cut, weights=weights, drop_axis=taps)
 
 
