@@ -47,6 +47,8 @@ class Library(Protocol):
     concatenate: Callable[..., Any]
     moveaxis: Callable[..., Any]
     broadcast_to: Callable[..., Any]
+    constant: str
+    """How a window is passed that has no gradient."""
 
     def split(self, array: Any, sizes: Sequence[int], axis: int) -> Sequence[Any]:
         """Return the parts of an array that have so many elements along an axis."""
@@ -76,11 +78,13 @@ def block_shape_of(geometry: Geometry) -> Size:
     return geometry.block_shape
 
 
-def no_gradient(operation: str, reduction: str, constant: str) -> ValueError:
-    """Return what to raise where a gradient is asked for that there is none of."""
-    return ValueError(
-        f"{operation}: window may require a gradient only with reduction='sum', got {reduction!r}; pass {constant}"
-    )
+def check_gradient(xp: Library, operation: str, reduction: str) -> None:
+    """Raise where a gradient of a window is asked for that there is none of."""
+    if reduction != "sum":
+        raise ValueError(
+            f"{operation}: window may require a gradient only with reduction='sum', got {reduction!r}; "
+            f"pass {xp.constant}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -183,6 +187,7 @@ def gradients_of_window(
 
     The others need no gradient, and those that are wanted no value where no other one is.
     """
+    check_gradient(xp, call.operation, call.fusion.reduction)
     plain = call._replace(fusion=call.fusion._replace(window="none"))
     if call.operation == "average":
         blocks, gradients = change_by_weight(xp, call, data, window), gradient
@@ -224,6 +229,33 @@ def _of_axis(gradient: Any, axes: Sequence[Any], axis: int) -> Any:
 def change_by_weight(xp: Library, call: Call, data: Any, window: Any) -> Any:
     """Return the derivatives of an average by its weights: minus the average, divided by the weights once more."""
     return -xp.apply(call, xp.apply(call, data, window), window)
+
+
+def tangent(xp: Library, call: Call, operands: Sequence[Any], changes: Sequence[Any]) -> Any:
+    """Compute the tangent of a call's result from those of its operands, which are (data, window, positions, out).
+
+    That of a window is a sequence of its arrays' tangents. Those of what does not change are None; something does.
+    """
+    (data, window, positions, _), (of_data, of_axes, _, of_out) = operands, changes
+
+    def applied(given: Any, weights: Any, into: Any = None) -> Any:
+        if call.operation == "add_blocks" and into is None:
+            into = xp.full(call.result_shape, 0, call.dtype, given)
+        return xp.apply(call, given, weights, positions, into)
+
+    terms = [] if of_out is None else [of_out]
+    if of_data is not None:
+        terms = [applied(of_data, window, of_out)]
+    for axis, change in enumerate(of_axes or ()):
+        if change is None:
+            continue
+        check_gradient(xp, call.operation, call.fusion.reduction)
+        if call.operation == "average":
+            terms.append(xp.cast(change_by_weight(xp, call, data, window) * change, call.dtype))
+        else:
+            axes = xp.axes_of(call, window)
+            terms.append(applied(data, xp.window_of((*axes[:axis], change, *axes[axis + 1 :]))))
+    return sum(terms[1:], terms[0])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def add_blocks(
     if out is not None and not is_same(library, out, array):
         check_apart("add_blocks", library, "out", out, [("array", array)])
         copy_into(library, out, array)
-    _run(call, library, (blocks, sums, places, None), factors, by_block)
+    add_into(call, library, (blocks, sums, places, None), factors, by_block)
     return sums  # type: ignore[no-any-return]
 
 
@@ -173,7 +173,7 @@ def add_blocks_(
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         raise type(error)(said) from None
-    _run(call, library, (blocks, array, places, weight_out), factors, by_block)
+    add_into(call, library, (blocks, array, places, weight_out), factors, by_block)
     return array  # type: ignore[return-value]
 
 
@@ -190,8 +190,11 @@ def _described(
     return library, call, places, weights_of_blocks(call, library, weights, blocks)
 
 
-def _run(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
-    """Add blocks that were checked; those with weights of their own are weighed first, some at a time."""
+def add_into(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
+    """Add blocks that were checked, in (blocks, array, positions, weight_out), under a window and weights of their own.
+
+    The latter are weighed first, some at a time.
+    """
     blocks, array, places, weight_out = arrays
     if weights is None:
         run(call, library, blocks, array, window, places, weight_out)

@@ -2,8 +2,8 @@
 
 NVRTC compiles the plan for an architecture, nvdisasm lists its instructions, this module reads them, and
 host/machine.cpp executes them, 32 lanes at a time. So every count is of what is really run: the
-instructions that are issued, whatever the compiler unrolled, predicated or moved, and what each warp asks of global and
-shared memory. How long that takes is no question here.
+instructions that are issued, whatever the compiler unrolled, predicated or moved, and what each warp asks of global
+memory. How long that takes is no question here.
 
 The meaning of the instructions is not published in full. That the arrays come out right, bit for bit, is the proof
 that they are understood; one that is not known raises Unknown, with its text.
@@ -81,15 +81,15 @@ class _Array(ctypes.Structure):
 class Accesses(ctypes.Structure):
     """Of one kind to global memory, in requests: what one instruction of one warp asks for is one."""
 
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "lanes", "bytes", "sectors"))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "bytes", "sectors"))
 
 
 class Counters(ctypes.Structure):
-    """What a launch did: passes over the banks of shared memory are the wavefronts, instructions are a warp's."""
+    """What a launch did; instructions are a warp's."""
 
     _fields_ = (
         *((name, Accesses) for name in ("loads", "stores", "atomics")),
-        *((name, ctypes.c_uint64) for name in ("shared_requests", "shared_wavefronts", "warps", "instructions")),
+        *((name, ctypes.c_uint64) for name in ("warps", "instructions")),
     )
 
 
@@ -566,7 +566,7 @@ class _Reader:
         self.to_register()
         if len(self.operands) != 4 or self.operands[:2] != ["-RZ", "RZ"]:
             raise self.unknown()
-        high, low = (struct.unpack("<H", struct.pack("<e", float(text)))[0] for text in self.operands[2:])
+        high, low = (int(np.float16(float(text)).view(np.uint16)) for text in self.operands[2:])
         self.put(_Source(IMMEDIATE, 0, 0, 0, high << 16 | low))
         self.operands = []
 
@@ -587,7 +587,7 @@ class _Reader:
             raise self.unknown()
 
     def _r2ur(self) -> None:
-        self._plain("r2ur", 1)
+        self._plain("mov", 1)
 
     def _ldc(self) -> None:
         self.operation("ldc")
@@ -604,17 +604,10 @@ class _Reader:
     _ldcu = _ldc
 
 
-REALS = {"+INF": float("inf"), "-INF": float("-inf"), "+QNAN": float("nan"), "-QNAN": float("nan")}
-
-
 def _real_bits(text: str, double: bool) -> int:
     """Give the bits of a number as an instruction holds them: of a double, the upper half."""
-    value = REALS[text] if text in REALS else float(text)
-    return int(struct.unpack("<Q", struct.pack("<d", value))[0] >> 32) if double else _single_bits(value)
-
-
-def _single_bits(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    value = float(text.replace("QNAN", "NAN"))
+    return int(np.float64(value).view(np.uint64)) >> 32 if double else int(np.float32(value).view(np.uint32))
 
 
 @cache

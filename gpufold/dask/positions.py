@@ -10,6 +10,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
+from dask.delayed import delayed
 
 from gpufold import calls
 from gpufold.arrays import check_library, device_of, library_of, result_dtype
@@ -29,12 +30,11 @@ from gpufold.dask.chunks import (
     spans_of,
 )
 from gpufold.dispatch import linked
-from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
 from gpufold.outside import BY_INDEX, extended, period_of
+from gpufold.positions import add_into
 from gpufold.positions import average as average_chunk
-from gpufold.weights import of_elements, weighed
 from gpufold.windows import check_block_weights, narrowed
 
 
@@ -77,13 +77,8 @@ def add_blocks(
     lead, rank = len(geometry.lead), len(geometry.size)
     whole = dict.fromkeys(range(1 + lead, 1 + lead + rank), -1)
     blocks = blocks.rechunk({**dict(enumerate(array.chunks[:lead], 1)), **whole})
-    if weights is not None:
-        wide = sum_dtype(array.dtype)
-        terms = _weighed(call, blocks, weights, factors, wide)
-        sums = add_blocks(array.astype(wide), terms, positions, variant=variant, deterministic=deterministic)
-        result: da.Array = sums.astype(array.dtype)
-        return result
-    name = f"add_blocks-{tokenize(call, array, blocks, positions, factors)}"
+    by_block = None if weights is None else _weights_of_blocks(call, blocks, weights)
+    name = f"add_blocks-{tokenize(call, array, blocks, positions, factors, by_block)}"
     graph: dict[Any, Any] = {(name, *index): (array.name, *index) for index in np.ndindex(*array.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
     parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
@@ -91,14 +86,17 @@ def add_blocks(
         found.setdefault(chunk, []).append((part, numbers))
     for chunk, met in found.items():
         begin = [along.start for along in box_of(pixels, chunk)]
-        work = partial(_add_chunk, call=call, positions=[positions[numbers] - begin for _, numbers in met])
+        chosen = [numbers for _, numbers in met]
+        places = [positions[numbers] - begin for numbers in chosen]
+        work = partial(_add_chunk, call=call, positions=places, numbers=chosen)
         in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
         for planes in np.ndindex(*array.numblocks[:lead]):
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
             for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
                 graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
-            graph[name, *planes, *chunk] = (work, (array.name, *planes, *chunk), pieces, key_of(factors))
-    return new_array(name, graph, (array, blocks, factors), array.chunks, np.dtype(call.dtype))
+            keys = key_of(factors), key_of(by_block)
+            graph[name, *planes, *chunk] = (work, (array.name, *planes, *chunk), pieces, *keys)
+    return new_array(name, graph, (array, blocks, factors, by_block), array.chunks, np.dtype(call.dtype))
 
 
 @answers
@@ -220,28 +218,13 @@ def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, An
     return known_array("take_blocks", "array", array), positions + [begin for begin, _ in margins]
 
 
-def _weighed(call: Call, blocks: Any, weights: Any, factors: Any, dtype: Any) -> da.Array:
-    """Return blocks in chunks of whole ones, times the weights of their elements."""
+def _weights_of_blocks(call: Call, blocks: Any, weights: Any) -> Any:
+    """Return the weights of whole blocks as an item of the graph: a copy, as that of a window."""
     library = library_of(call.operation, "a chunk", blocks._meta)
     check_library(call.operation, "weights", weights, library, "a chunk of blocks")
     check_block_weights(call.operation, weights, call.dtype, len(blocks))
     with device_of(library, weights):
-        copied = library.array(narrowed(library, weights, call.element.weight_dtype)).reshape(
-            -1, *(1,) * (blocks.ndim - 1)
-        )
-    chunks = (blocks.chunks[0], *(1,) * (blocks.ndim - 1))
-    by_block = da.from_array(copied, chunks, asarray=False)
-    meta = da.utils.meta_from_array(blocks._meta, blocks.ndim, dtype)
-    terms: da.Array = da.map_blocks(_weigh_chunk, blocks, by_block, dtype=dtype, meta=meta, factors=factors, to=dtype)
-    return terms
-
-
-def _weigh_chunk(blocks: Any, weights: Any, *, factors: Any, to: Any) -> Any:
-    """Return the blocks of a chunk times the weights of their elements."""
-    library = library_of("add_blocks", "a chunk", blocks)
-    with np.errstate(all="ignore"):  # as in sums
-        each = of_elements(library, weights.reshape(-1), factors or (), blocks.ndim)
-        return weighed(library, blocks.astype(to), each)
+        return delayed(library.array(narrowed(library, weights, call.element.weight_dtype)), pure=True)
 
 
 def _part_of(call: Call, count: int, array: Any) -> Call:
@@ -252,13 +235,18 @@ def _part_of(call: Call, count: int, array: Any) -> Call:
     return call._replace(geometry=part)
 
 
-def _add_chunk(out: Any, pieces: list[Any], weights: Any, *, call: Call, positions: list[Any]) -> Any:
+def _add_chunk(
+    out: Any, pieces: list[Any], window: Any, weights: Any, *, call: Call, positions: list[Any], numbers: list[Any]
+) -> Any:
     """Add the blocks that meet a chunk to a copy of it, those of one piece after those of another."""
     library, result = library_of(call.operation, "a chunk", out), out.copy(order="C")
     if call.element.is_half:  # which is rounded once
-        pieces, positions = [library.concatenate(pieces)], [np.concatenate(positions)]
-    for blocks, places in zip(pieces, positions, strict=True):
-        run(_part_of(call, len(places), out), library, blocks, result, weights, library.asarray(places))
+        pieces = [library.concatenate(pieces)]
+        positions, numbers = [np.concatenate(positions)], [np.concatenate(numbers)]
+    for blocks, places, chosen in zip(pieces, positions, numbers, strict=True):
+        by_block = None if weights is None else weights[library.asarray(chosen)]
+        arrays = blocks, result, library.asarray(places), None
+        add_into(_part_of(call, len(places), out), library, arrays, window, by_block)
     return result
 
 

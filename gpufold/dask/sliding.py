@@ -31,7 +31,16 @@ from gpufold.dask.chunks import (
     whole,
     zeros,
 )
-from gpufold.geometry import Axis, BlocksGeometry, Extents, LastSlidingBlock, Size, Sizes, SlidingGeometry
+from gpufold.geometry import (
+    Axis,
+    BlocksGeometry,
+    Extents,
+    LastSlidingBlock,
+    Size,
+    Sizes,
+    SlidingGeometry,
+    SpaceGeometry,
+)
 from gpufold.outside import extended
 
 if TYPE_CHECKING:  # what is left of signatures that are overloaded for arrays of NumPy
@@ -79,7 +88,7 @@ def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
     if 0 in data.shape:
         return zeros(call, data, cut)
     blocks = data.rechunk((*batch, rows, length)).reshape((*geometry.image_shape[: len(lead)], taps, *num_blocks))
-    return _fold(call, blocks, len(lead) + 1, cut, weights)
+    return fold(call, blocks, len(lead) + 1, [len(lead)], cut, weights)
 
 
 @lazily(sliding.im2col)
@@ -104,7 +113,8 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
     if 0 in image.shape:
         return zeros(call, image, cut)
     spans = [spans_of(rows), *([range(axis.blocks)] for axis in geometry.axes[1:])]
-    return _unfold(call, image, spans, cut, weights)
+    dropped = list(range(len(lead) + 1, image.ndim))
+    return unfold(call, image, spans, cut, weights, drop_axis=dropped)
 
 
 @lazily(_blocks_to_array)
@@ -122,7 +132,10 @@ def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> 
     geometry = geometry_of(call, BlocksGeometry)
     lead = len(geometry.lead)
     cut = cut_result(call, blocks.chunks[:lead], chunks, geometry.array_shape, blocks)
-    return zeros(call, blocks, cut) if 0 in blocks.shape else _fold(call, blocks, lead, cut, weights)
+    if 0 in blocks.shape:
+        return zeros(call, blocks, cut)
+    taps = list(range(len(cut), blocks.ndim))
+    return fold(call, blocks.rechunk(dict.fromkeys(taps, -1)), lead, taps, cut, weights)
 
 
 @lazily(blocks.array_to_blocks)
@@ -145,21 +158,19 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
     cut = cut_result(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)
     if 0 in array.shape:
         return zeros(call, array, cut)
-    return _unfold(call, array, [spans_of(sizes) for sizes in cut[lead : lead + rank]], cut, weights)
+    spans = [spans_of(sizes) for sizes in cut[lead : lead + rank]]
+    return unfold(call, array, spans, cut, weights, new_axis=list(range(lead + rank, lead + 2 * rank)))
 
 
-def _fold(call: Call, blocks: Any, first: int, cut: Chunks, weights: Any) -> da.Array:
-    """Put together blocks whose axes are counted from `first` on; the axes of their taps are those of no chunk."""
+def fold(call: Call, blocks: Any, first: int, taps: list[int], cut: Chunks, weights: Any = None) -> da.Array:
+    """Put together blocks that are counted along the axes from `first` on; the axes of their taps are those named."""
     axes = axes_of(call)
-    rank = len(axes)
-    pieces = gather(blocks, first, reach(axes, cut[-rank:]))
-    taps = [axis for axis in range(len(cut) - rank, blocks.ndim) if not first <= axis < first + rank]
-    pieces = pieces.rechunk(dict.fromkeys(taps, -1))
+    pieces = gather(blocks, first, reach(axes, cut[-len(axes) :]))
     return each_chunk(call, partial(_fold_chunk, call=call), pieces, cut, weights=weights, drop_axis=taps)
 
 
 def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> Any:
-    """Compute a chunk of a sum, from all blocks that reach it."""
+    """Compute a chunk of a sum, or of space, from all blocks that reach it."""
     chunk, axes = block_info[None], axes_of(call)
     shape, rank = chunk["chunk-shape"], len(axes)
     lead = shape[:-rank]
@@ -172,32 +183,30 @@ def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> An
     geometry = _section(call, lead, sections)
     if isinstance(geometry, SlidingGeometry):
         blocks = blocks.reshape(geometry.split_columns_shape)
+    elif isinstance(geometry, SpaceGeometry):
+        blocks = blocks.reshape(geometry.batch_shape)
     library = library_of(call.operation, "a chunk", blocks)
     run(call._replace(geometry=geometry), library, blocks, result[(..., *parts)], weights)
     return result
 
 
-def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> SlidingGeometry | BlocksGeometry:
+def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> SlidingGeometry | BlocksGeometry | SpaceGeometry:
     """Return the geometry of a chunk: that of the call along other axes."""
+    if isinstance(call.geometry, SpaceGeometry):
+        _, block, _, _, begin, end = zip(*axes, strict=True)
+        return SpaceGeometry(lead[0], block, begin, end, tuple(axis.blocks for axis in axes))
     if isinstance(call.geometry, SlidingGeometry):
         return SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], axes)
     return BlocksGeometry(lead, axes)
 
 
-def _unfold(call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunks, weights: Any) -> da.Array:
-    """Take blocks apart along each axis as the spans say."""
+def unfold(
+    call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunks, weights: Any = None, **changed: list[int]
+) -> da.Array:
+    """Take blocks apart along each axis as the spans say; the axes that this drops or makes are those named."""
     axes = axes_of(call)
-    rank, lead = len(axes), image.ndim - len(axes)
-    columns = isinstance(call.geometry, SlidingGeometry)
-    return each_chunk(
-        call,
-        partial(_unfold_chunk, call=call),
-        gather(image, lead, pixels_under(axes, spans)),
-        cut,
-        weights=weights,
-        drop_axis=list(range(lead + 1, lead + rank)) if columns else [],
-        new_axis=[] if columns else list(range(lead + rank, lead + 2 * rank)),
-    )
+    pieces = gather(image, image.ndim - len(axes), pixels_under(axes, spans))
+    return each_chunk(call, partial(_unfold_chunk, call=call), pieces, cut, weights=weights, **changed)
 
 
 def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> Any:
@@ -210,11 +219,13 @@ def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> A
         start, stop = chunk["array-location"][-1]
         spans = [range(start // row, stop // row), *(range(axis.blocks) for axis in axes[1:])]
     else:
-        spans = [range(*span) for span in chunk["array-location"][len(lead) : len(lead) + rank]]
+        first = len(lead) + isinstance(call.geometry, SpaceGeometry)  # whose taps are the first axis
+        spans = [range(*span) for span in chunk["array-location"][first : first + rank]]
     sections = tuple(under(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
     if not all(axis.size for axis in sections):
         return np.zeros_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
     result = np.empty_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
     library = library_of(call.operation, "a chunk", image)
-    run(call._replace(geometry=_section(call, lead, sections)), library, image, result, weights)
+    part = call._replace(geometry=_section(call, lead, sections))
+    run(part, library, image, result.reshape(part.result_shape), weights)
     return result

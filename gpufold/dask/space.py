@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
 import dask.array as da
-import numpy as np
 
 from gpufold import space
 from gpufold.calls import Call
-from gpufold.dask.chunks import (
-    cut_result,
-    each_chunk,
-    gather,
-    geometry_of,
-    lazily,
-    pixels_under,
-    reach,
-    spans_of,
-    under,
-    zeros,
-)
-from gpufold.geometry import Axis, Size, SpaceGeometry
+from gpufold.dask.chunks import cut_result, geometry_of, lazily, spans_of, zeros
+from gpufold.dask.sliding import fold, unfold
+from gpufold.geometry import SpaceGeometry
 
 
 @lazily(space.batch_to_space)
@@ -46,8 +33,7 @@ def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
     if 0 in data.shape or 0 in geometry.space_shape:
         return zeros(call, data, cut)
     batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
-    work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=call.variant)
-    return each_chunk(call, work, gather(batches, 2, reach(geometry.axes, cut[1:])), cut, drop_axis=[0])
+    return fold(call, batches, 2, [0], cut)
 
 
 @lazily(space.space_to_batch)
@@ -68,35 +54,6 @@ def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
     cut = cut_result(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
     if 0 in data.shape:
         return zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
-    pixels = pixels_under(geometry.axes, [spans_of(sizes) for sizes in cut[2:]])
-    work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=call.variant)
-    batches = each_chunk(call, work, gather(data, 1, pixels), cut, new_axis=[0])
+    batches = unfold(call, data, [spans_of(sizes) for sizes in cut[2:]], cut, new_axis=[0])
     batch: da.Array = da.concatenate(list(batches))
     return batch
-
-
-def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: Any, block_info: Any) -> Any:
-    """Compute a chunk of space, from all grid points whose blocks reach it."""
-    spans = block_info[None]["array-location"][1:]
-    sections = [axis.section(*span)[0] for axis, span in zip(axes, spans, strict=True)]
-    block, begin, end = _block_and_margins(sections)
-    batch = batches.reshape(-1, *batches.shape[2:])
-    return space.batch_to_space(batch, block, crops_begin=begin, crops_end=end, variant=variant)
-
-
-def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: Any, block_info: Any) -> Any:
-    """Compute a chunk of the batches, from all pixels under its grid points."""
-    chunk = block_info[None]
-    spans = [range(*span) for span in chunk["array-location"][2:]]
-    sections = [under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
-    if not all(axis.size for axis in sections):
-        return np.zeros_like(array, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
-    block, begin, end = _block_and_margins(sections)
-    batches = space.space_to_batch(array, block, pads_begin=begin, pads_end=end, variant=variant)
-    return batches.reshape(chunk["chunk-shape"])
-
-
-def _block_and_margins(axes: Sequence[Axis]) -> tuple[Size, Size, Size]:
-    """Return block shape, begins and ends of the margins with those of the batch axis in front."""
-    _, block, _, _, begin, end = zip(*axes, strict=True)
-    return (1, *block), (0, *begin), (0, *end)

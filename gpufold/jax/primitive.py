@@ -51,31 +51,15 @@ JAX: Any = SimpleNamespace(
     cast=lambda array, dtype: array.astype(dtype),
     full=lambda shape, value, dtype, like: jnp.full(shape, value, dtype),
     paired=lambda array: array,
+    constant="jax.lax.stop_gradient(window)",
 )
 """What the adjoints ask of a library, see `gpufold.adjoints.Library`; a window is a tuple of arrays."""
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
-    result = call_p.bind(*primals, call=call)
-    data, window, positions, out = parted(call, primals)
-    of_data, of_window, _, of_out = parted(call, tangents)
-    terms = []
-    if type(of_data) is not ad.Zero:
-        into = None if out is None else ad.instantiate_zeros(of_out)
-        terms.append(apply(call, of_data, window, positions, into))
-    elif out is not None and type(of_out) is not ad.Zero:
-        terms.append(of_out)
-    for axis, change in enumerate(of_window or ()):
-        if type(change) is ad.Zero:
-            continue
-        if call.fusion.reduction != "sum":
-            raise adjoints.no_gradient(call.operation, call.fusion.reduction, "jax.lax.stop_gradient(window)")
-        if call.operation == "average":
-            terms.append((adjoints.change_by_weight(JAX, call, data, window) * change).astype(call.dtype))
-        else:
-            into = None if out is None else jnp.zeros_like(out)
-            terms.append(apply(call, data, (*window[:axis], change, *window[axis + 1 :]), positions, into))
-    return result, sum(terms[1:], terms[0])  # there is one, else JAX asks for none
+    changes = [None if type(each) is ad.Zero else each for each in tangents]
+    change = adjoints.tangent(JAX, call, parted(call, primals), parted(call, changes))
+    return call_p.bind(*primals, call=call), change
 
 
 def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:

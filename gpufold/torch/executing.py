@@ -49,6 +49,9 @@ from gpufold.torch.tensors import (
 )
 from gpufold.windows import axes_of_window
 
+Arrays: TypeAlias = tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor | None, Tensor | None]
+"""The data of a call, its result, the weights of its window, positions, and what weights are added to."""
+
 Differentiate: TypeAlias = Callable[[Call, Tensor, Sequence[Tensor], Tensor | None, Tensor | None], Tensor]
 """Computes a call on its data, the weights of its window, positions and `out`, where gradients are asked for."""
 
@@ -131,7 +134,7 @@ def compute_in_place(
             return written_over(out, sums, weight_out, new_weights)
         blocks = resolved(blocks)
         guards = seen.see(given, (*written, blocks, positions, *axes))
-    execute_into(call, blocks, out, axes, positions, weight_out, guards)
+    execute_into(call, (blocks, out, axes, positions, weight_out), guards)
     count_write(out)
     if weight_out is not None:
         count_write(weight_out)
@@ -192,7 +195,7 @@ def execute(
         result = data.new_empty(call.result_shape, dtype=getattr(torch, call.dtype))
     else:
         result = data.new_empty(call.result_shape)
-    execute_into(call, data, result, weights, positions, guards=guards)
+    execute_into(call, (data, result, weights, positions, None), guards)
     return result
 
 
@@ -227,31 +230,17 @@ def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
     return partial(fold, output_size=size, kernel_size=kernel, **steps)
 
 
-def execute_into(
-    call: Call,
-    data: Tensor,
-    result: Tensor,
-    weights: tuple[Tensor, ...] = (),
-    positions: Tensor | None = None,
-    weight_out: Tensor | None = None,
-    guards: Guards | None = None,
-) -> None:
+def execute_into(call: Call, arrays: Arrays, guards: Guards | None = None) -> None:
     """Compute a call into tensors that were checked, as `execute` does."""
-    if is_on_gpu(data):
-        watched(call, _execute_on_gpu, call, data, result, weights, positions, weight_out, guards)
+    if is_on_gpu(arrays[0]):
+        watched(call, _execute_on_gpu, call, arrays, guards)
     else:
-        watched(call, _execute_on_cpu, call, data, result, weights, positions, weight_out)
+        watched(call, _execute_on_cpu, call, arrays)
 
 
-def _execute_on_cpu(
-    call: Call,
-    data: Tensor,
-    result: Tensor,
-    weights: tuple[Tensor, ...],
-    positions: Tensor | None,
-    weight_out: Tensor | None,
-) -> None:
+def _execute_on_cpu(call: Call, arrays: Arrays) -> None:
     """Compute by the NumPy path, with as many threads as torch has."""
+    data, result, weights, positions, weight_out = arrays
     if call.variant != "auto":
         check_variant(call, True, "tensor on the CPU", "{}.cuda()")
     window = tuple(map(as_numpy, weights)) or None
@@ -292,16 +281,9 @@ def _dtype_of_array(dtype: torch.dtype) -> np.dtype[Any]:
     return bfloat16
 
 
-def _execute_on_gpu(
-    call: Call,
-    data: Tensor,
-    result: Tensor,
-    weights: tuple[Tensor, ...],
-    positions: Tensor | None,
-    weight_out: Tensor | None = None,
-    guards: Guards | None = None,
-) -> None:
+def _execute_on_gpu(call: Call, arrays: Arrays, guards: Guards | None = None) -> None:
     """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
+    data, result, weights, positions, weight_out = arrays
     try:
         launch = launcher()
     except ImportError as error:
@@ -309,20 +291,20 @@ def _execute_on_gpu(
     stream = launch.stream_of(*_stream_of(data))
     if launch.current() != stream.device:
         with on_device(stream.device):
-            _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
+            _execute_on_gpu(call, arrays, guards)
         return
     of_data, of_result = address_of(data), address_of(result)
     of_weights = None if weight_out is None else address_of(weight_out)
     window = tuple([address_of(each) for each in weights]) if weights else ()
-    arrays = of_data, of_result, of_weights, None if positions is None else address_of(positions), window
+    addresses = of_data, of_result, of_weights, None if positions is None else address_of(positions), window
     allocate = partial(_scratch_beside, data)
     aligned = (of_data | of_result | (of_weights or 0)) % launch.MAX_ALIGNMENT == 0
     kernel = guards.kernel if guards is not None and aligned else None
     if kernel is not None and kernel.generation == tuning.generation and (kernel.open is None or not tuning.wanted()):
-        kernel.launch(arrays, stream, allocate)
+        kernel.launch(addresses, stream, allocate)
     elif result.numel() and (data.numel() or not call.fusion.accumulate):
         layouts = [None if each is None else _layout(each) for each in (data, result, weight_out)]
-        kernel = launch.execute_at((call, *layouts, stream.device), arrays, stream, allocate)
+        kernel = launch.execute_at((call, *layouts, stream.device), addresses, stream, allocate)
         if guards is not None and aligned:
             guards.kernel = kernel
 

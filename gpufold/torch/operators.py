@@ -21,6 +21,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.jit import is_tracing
 
 from gpufold import calls
+from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
@@ -202,8 +203,8 @@ def trace(
         for each in axes:
             tensors.check_real(operation, "weight" if operation == "average" else "window", each)
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
-        if reduction in calls.REDUCTIONS[1:] and torch.is_grad_enabled() and any([each.requires_grad for each in axes]):
-            raise rules.no_gradient(operation, reduction)
+        if reduction in calls.REDUCTIONS and tensors.has_gradient(*axes):
+            check_gradient(rules.TORCH, operation, reduction)
         window = rules.joined(data, axes)
     if not (is_compiling() or is_tracing()):
         sizes = (*map(partial(checked_size, operation), SIZES[operation], sizes),)

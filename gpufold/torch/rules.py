@@ -42,14 +42,9 @@ def differentiate(
     """Compute a call whose gradients or tangents are asked for, on tensors that were checked."""
     if call.source:  # narrower data count as if they were converted first
         call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
-    if call.fusion.reduction != "sum" and has_gradient(*axes):
-        raise no_gradient(call.operation, call.fusion.reduction)
+    if has_gradient(*axes):
+        adjoints.check_gradient(TORCH, call.operation, call.fusion.reduction)
     return apply(call, data, joined(data, axes) if axes else None, positions, out)
-
-
-def no_gradient(operation: str, reduction: str) -> ValueError:
-    """Return what to raise where a gradient is asked for that there is none of."""
-    return adjoints.no_gradient(operation, reduction, "window.detach()")
 
 
 def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
@@ -135,6 +130,7 @@ TORCH: Any = SimpleNamespace(
     cast=lambda array, dtype: array.to(getattr(torch, dtype)),
     full=lambda shape, value, dtype, like: like.new_full(shape, value, dtype=getattr(torch, dtype)),
     paired=Tensor.conj,
+    constant="window.detach()",
 )
 """What the adjoints ask of a library, see `gpufold.adjoints.Library`; a window is joined."""
 
@@ -188,8 +184,6 @@ class Linear(torch.autograd.Function):
         call: Call = ctx.call
         data, window, positions = saved(ctx)
         needs_data, needs_window, _, needs_out, _ = ctx.needs_input_grad
-        if needs_window and call.fusion.reduction != "sum":
-            raise no_gradient(call.operation, call.fusion.reduction)
         of_data = adjoints.transpose(TORCH, call, gradient, window, positions) if needs_data else None
         of_window = None
         if needs_window:
@@ -199,24 +193,10 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, data_tangent: Any, window_tangent: Any, _: Any, out_tangent: Any, __: Any) -> Tensor:
         call: Call = ctx.call
-        data, window, positions = saved(ctx)
-
-        def applied(given: Tensor, weights: Tensor | None, into: Tensor | None = None) -> Tensor:
-            if call.operation == "add_blocks" and into is None:
-                into = given.new_zeros(call.result_shape)
-            return apply(call, given, weights, positions, into)
-
-        tangents = [] if data_tangent is not None or out_tangent is None else [out_tangent.clone()]
-        if data_tangent is not None:
-            tangents.append(applied(data_tangent, window, out_tangent))
-        if window_tangent is not None:
-            if call.fusion.reduction != "sum":
-                raise no_gradient(call.operation, call.fusion.reduction)
-            if call.operation == "average":
-                tangents.append((adjoints.change_by_weight(TORCH, call, data, window) * window_tangent).to(data.dtype))
-            else:
-                tangents += [applied(data, each) for each in tangents_of(call, window, window_tangent)]
-        return sum(tangents[1:], tangents[0])
+        of_axes = None if window_tangent is None else separated(call, window_tangent)
+        changes = data_tangent, of_axes, None, out_tangent
+        result: Tensor = adjoints.tangent(TORCH, call, (*saved(ctx), None), changes)
+        return result.clone() if result is out_tangent else result
 
 
 def saved(ctx: Any) -> tuple[Any, ...]:
@@ -242,11 +222,3 @@ def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: T
         return result
     finally:
         _functorch.set_single_level_autograd_function_allowed(allowed)
-
-
-def tangents_of(call: Call, window: Tensor, tangent: Tensor) -> list[Tensor]:
-    """Return joined windows whose sum is the tangent of a window: of a separable one, one for each axis."""
-    axes, changes = separated(call, window), separated(call, tangent)
-    if len(axes) == 1:
-        return [tangent]
-    return [torch.cat((*axes[:i], changes[i], *axes[i + 1 :])) for i in range(len(axes))]

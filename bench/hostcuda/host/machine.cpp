@@ -6,23 +6,23 @@
 // results are right, bit for bit, is what says that it is understood here.
 #include <algorithm>
 #include <cfenv>
-#include <cmath>
 #include <cstdarg>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
+#include "cuda_words.h"
+
+// After those from bra on, lanes may go different ways, or wait.
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
     X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
-    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
+    X(ld) X(st) X(red) X(ldc) X(bssy)                                                          \
+    X(bra) X(exit) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
 // clang-format on
 
 namespace hostcuda {
@@ -69,15 +69,12 @@ struct MemoryArray {
 // Accesses of one kind to global memory. A request is one instruction of one warp.
 struct Accesses {
     uint64_t requests;
-    uint64_t lanes;   // threads that took part
-    uint64_t bytes;   // that they asked for
+    uint64_t bytes;   // that threads asked for
     uint64_t sectors; // of 32 bytes, distinct in a request
 };
 
 struct Counters {
     Accesses loads, stores, atomics;
-    uint64_t shared_requests;
-    uint64_t shared_wavefronts; // passes over the 32 banks
     uint64_t warps;
     uint64_t instructions; // issued to a warp, whether its lanes took part or not
 };
@@ -142,48 +139,6 @@ struct Rounding {
 };
 
 enum class Kind : uint8_t { load, store, atomic };
-
-struct Access {
-    uint64_t address;
-    uint32_t size;
-};
-
-// The distinct units of so many bytes that a request touches, in order.
-const std::vector<uint64_t>& touched(const Access* begin, const Access* end, uint64_t bytes)
-{
-    static std::vector<uint64_t> units;
-    units.clear();
-    for (const Access* access = begin; access < end; ++access)
-        for (uint64_t unit = access->address / bytes; unit * bytes < access->address + access->size; ++unit)
-            if (units.empty() || units.back() != unit)
-                units.push_back(unit);
-    if (!std::is_sorted(units.begin(), units.end()))
-        std::sort(units.begin(), units.end());
-    units.erase(std::unique(units.begin(), units.end()), units.end());
-    return units;
-}
-
-// A request to shared memory passes over the 32 banks as often as one of them has a word to give.
-void count_shared(const Access* begin, const Access* end)
-{
-    uint64_t banks[32] = {}, most = 0;
-    for (uint64_t word : touched(begin, end, 4))
-        most = std::max(most, ++banks[word % 32]);
-    launch->counters->shared_requests += 1;
-    launch->counters->shared_wavefronts += most;
-}
-
-void count_global(Kind kind, const Access* begin, const Access* end)
-{
-    Accesses& requests = kind == Kind::load    ? launch->counters->loads
-                         : kind == Kind::store ? launch->counters->stores
-                                               : launch->counters->atomics;
-    requests.requests += 1;
-    requests.lanes += end - begin;
-    for (const Access* access = begin; access < end; ++access)
-        requests.bytes += access->size;
-    requests.sectors += touched(begin, end, 32).size();
-}
 
 using Words = uint32_t[kLanes];
 
@@ -376,13 +331,6 @@ uint32_t combine(int how, uint32_t first, uint32_t second)
     return how == 0 ? first & second : how == 1 ? first | second : first ^ second;
 }
 
-void set_both(Warp& warp, const Instruction& what, uint32_t holds, uint32_t active)
-{
-    const uint32_t with = warp.mask(what.predicate[0]);
-    warp.set(what.to_predicate[0], combine(what.mode[2], holds, with), active);
-    warp.set(what.to_predicate[1], combine(what.mode[2], ~holds, with), active);
-}
-
 char* memory_at(uint64_t address, uint32_t size, bool write)
 {
     for (uint32_t index = 0; index < launch->array_count; ++index) {
@@ -414,40 +362,31 @@ char* locate(Warp& warp, int space, uint32_t lane, uint64_t address, uint32_t si
     return memory.data() + (space == kShared ? 0 : lane * kLocalBytes) + address;
 }
 
-// Where each lane accesses memory; also counted as a request of the warp.
+// Where each lane accesses memory; of global memory that is counted too, as a request of the warp.
 void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t active,
                     uint64_t (&addresses)[kLanes])
 {
     const int space = what.mode[0];
-    const uint32_t size = what.mode[1];
     const bool wide = what.mode[3];
-    const Source& base = what.source[0];
-    Words low_space, high_space, uniform_low_space, uniform_high_space;
-    const uint32_t* const low = raw(warp, base, low_space);
-    const uint32_t* const high = wide ? raw(warp, base, high_space, 1) : nullptr;
-    const Source& uniform = what.source[1];
-    const uint32_t* const uniform_low = raw(warp, uniform, uniform_low_space);
-    const bool uniform_wide = space == kGlobal && From(uniform.from) == From::uniform;
-    const uint32_t* const uniform_high = uniform_wide ? raw(warp, uniform, uniform_high_space, 1) : nullptr;
-    static std::vector<Access> accesses;
-    accesses.clear();
+    const Pairs base(warp, what.source[0]), uniform(warp, what.source[1]);
+    const bool uniform_wide = space == kGlobal && From(what.source[1].from) == From::uniform;
+    static std::vector<uint64_t> sectors;
+    sectors.clear();
     for_lanes(active, [&](uint32_t lane) {
-        uint64_t address = uint64_t(low[lane]) << base.part;
-        address += wide ? uint64_t(high[lane]) << 32 : 0;
-        address += uniform_low[lane] + (uniform_high ? uint64_t(uniform_high[lane]) << 32 : 0);
-        address += int64_t(what.target);
-        if (space != kGlobal)
-            address = uint32_t(address);
-        addresses[lane] = address;
-        accesses.push_back({address, size});
+        uint64_t address = wide ? base[lane] : uint64_t(base.low[lane]) << what.source[0].part;
+        address += (uniform_wide ? uniform[lane] : uniform.low[lane]) + int64_t(what.target);
+        addresses[lane] = space == kGlobal ? address : uint32_t(address);
+        sectors.push_back(address / 32); // an access is aligned, and so lies in one
     });
-    if (!active || space == kLocal)
+    if (!active || space != kGlobal)
         return;
-    const Access *const first = accesses.data(), *const last = first + accesses.size();
-    if (space == kShared)
-        count_shared(first, last);
-    else
-        count_global(kind, first, last);
+    Accesses& requests = kind == Kind::load    ? launch->counters->loads
+                         : kind == Kind::store ? launch->counters->stores
+                                               : launch->counters->atomics;
+    std::sort(sectors.begin(), sectors.end());
+    requests.requests += 1;
+    requests.bytes += what.mode[1] * sectors.size();
+    requests.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
 }
 
 void load(Warp& warp, const Instruction& what, uint32_t active)
@@ -530,20 +469,6 @@ uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32
     }
 }
 
-uint32_t permuted(uint32_t low, uint32_t selector, uint32_t high)
-{
-    const uint64_t bytes = uint64_t(high) << 32 | low;
-    uint32_t result = 0;
-    for (int byte = 0; byte < 4; ++byte) {
-        const uint32_t choice = selector >> (4 * byte);
-        uint32_t chosen = uint32_t(bytes >> (8 * (choice & 7)) & 0xff);
-        if (choice & 8)
-            chosen = chosen & 0x80 ? 0xff : 0;
-        result |= chosen << (8 * byte);
-    }
-    return result;
-}
-
 // Whether a division may leave the range of the fast way, as FCHK says.
 bool is_hard(float dividend, float divisor)
 {
@@ -555,28 +480,7 @@ bool is_hard(float dividend, float divisor)
     return first <= 24 || second >= 253 || first - second >= 126 || first - second <= -126;
 }
 
-uint16_t half_of(float value)
-{
-    const _Float16 half = _Float16(value);
-    uint16_t bits;
-    memcpy(&bits, &half, 2);
-    return bits;
-}
-float float_of(uint16_t bits)
-{
-    _Float16 half;
-    memcpy(&half, &bits, 2);
-    return float(half);
-}
-uint16_t brain_of(float value)
-{
-    const uint32_t bits = as_bits(value);
-    if (std::isnan(value))
-        return 0x7fff;
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// Everything that leaves the order of instructions as it is.
+// Everything after which a warp goes on with the next instruction.
 void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_t (&block)[3])
 {
     const int32_t (&mode)[4] = what.mode;
@@ -584,13 +488,19 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     const auto integer = [&](int i) { return integers(warp, what.source[i], space[i]); };
     const auto real = [&](int i) { return floats(warp, what.source[i], space[i]); };
     const auto given = [&](int i) { return warp.mask(what.predicate[i]); };
+    const auto make = [&](auto function, const auto*... words) {
+        each(warp, what, active, [=](uint32_t lane) { return function(words[lane]...); });
+    };
+    const auto compare = [&](auto function) {
+        const uint32_t holds = lanes_where(function), with = given(0);
+        warp.set(what.to_predicate[0], combine(mode[2], holds, with), active);
+        warp.set(what.to_predicate[1], combine(mode[2], ~holds, with), active);
+    };
     switch (Op(what.op)) {
     case Op::nop:
         break;
-    case Op::mov: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active, [=](uint32_t lane) { return a[lane]; });
-    }
+    case Op::mov:
+        return make([](uint32_t a) { return a; }, integer(0));
     case Op::imad: {
         const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
         const uint32_t carry = mode[0] ? given(0) : 0;
@@ -695,49 +605,41 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return;
     }
     case Op::shf: {
-        const uint32_t *const low = integer(0), *const by = integer(1), *const high = integer(2);
         const bool right = mode[0], is_signed = mode[1], upper = mode[2], wraps = mode[3];
-        return each(warp, what, active, [=](uint32_t lane) {
-            const uint64_t wide = uint64_t(high[lane]) << 32 | low[lane];
-            const uint32_t distance = wraps ? by[lane] & 31 : by[lane];
+        const auto shift = [=](uint32_t low, uint32_t by, uint32_t high) {
+            const uint64_t wide = uint64_t(high) << 32 | low;
+            const uint32_t distance = wraps ? by & 31 : by;
             const uint64_t moved = !right          ? distance > 63 ? 0 : wide << distance
                                    : is_signed     ? uint64_t(int64_t(wide) >> std::min(distance, 63u))
                                    : distance > 63 ? 0
                                                    : wide >> distance;
             return uint32_t(upper ? moved >> 32 : moved);
-        });
+        };
+        return make(shift, integer(0), integer(1), integer(2));
     }
     case Op::isetp: {
-        const uint32_t *const a = integer(0), *const b = integer(1);
-        const bool is_signed = mode[1];
-        const uint32_t below = given(1);
-        const bool extended = mode[3];
-        const uint32_t holds = lanes_where([=](uint32_t lane) {
+        const uint32_t *const a = integer(0), *const b = integer(1), below = given(1);
+        const bool is_signed = mode[1], extended = mode[3];
+        return compare([=](uint32_t lane) {
             const int found = is_signed ? order(int32_t(a[lane]), int32_t(b[lane])) : order(a[lane], b[lane]);
             return extended && found == 2 ? below >> lane & 1 : uint32_t((mode[0] & found) != 0);
         });
-        return set_both(warp, what, holds, active);
     }
     case Op::isetp_wide: {
         const Pairs a(warp, what.source[0]), b(warp, what.source[1]);
-        const auto holds = [&](uint32_t lane) {
+        return compare([&](uint32_t lane) {
             return mode[0] & (mode[1] ? order(int64_t(a[lane]), int64_t(b[lane])) : order(a[lane], b[lane]));
-        };
-        return set_both(warp, what, lanes_where(holds), active);
+        });
     }
     case Op::fsetp: {
         const uint32_t *const a = real(0), *const b = real(1);
-        return set_both(warp, what, lanes_where([=](uint32_t lane) {
-                            return mode[0] & order(flushed(as_float(a[lane]), mode[3]),
-                                                   flushed(as_float(b[lane]), mode[3]));
-                        }),
-                        active);
+        return compare([=](uint32_t lane) {
+            return mode[0] & order(flushed(as_float(a[lane]), mode[3]), flushed(as_float(b[lane]), mode[3]));
+        });
     }
     case Op::dsetp: {
         const Doubles a(warp, what.source[0]), b(warp, what.source[1]);
-        return set_both(warp, what,
-                        lanes_where([&](uint32_t lane) { return mode[0] & order(a[lane], b[lane]); }),
-                        active);
+        return compare([&](uint32_t lane) { return mode[0] & order(a[lane], b[lane]); });
     }
     case Op::sel:
     case Op::fsel: {
@@ -768,38 +670,19 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return not_below_zero && int32_t(taken) < 0 ? 0 : taken;
         });
     }
-    case Op::iabs: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active,
-                    [=](uint32_t lane) { return int32_t(a[lane]) < 0 ? 0 - a[lane] : a[lane]; });
-    }
-    case Op::popc: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active, [=](uint32_t lane) { return uint32_t(__builtin_popcount(a[lane])); });
-    }
+    case Op::iabs:
+        return make([](uint32_t a) { return int32_t(a) < 0 ? 0 - a : a; }, integer(0));
+    case Op::popc:
+        return make(__popc, integer(0));
     case Op::flo: {
-        const uint32_t* const a = integer(0);
         const bool as_shift = mode[0];
-        return each(warp, what, active, [=](uint32_t lane) {
-            return !a[lane]   ? kAll
-                   : as_shift ? uint32_t(__builtin_clz(a[lane]))
-                              : 31 - __builtin_clz(a[lane]);
-        });
+        const auto leading = [=](uint32_t a) { return !a ? kAll : as_shift ? __clz(a) : 31 - __clz(a); };
+        return make(leading, integer(0));
     }
-    case Op::brev: {
-        const uint32_t* const a = integer(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            uint32_t result = 0;
-            for (int bit = 0; bit < 32; ++bit)
-                result |= (a[lane] >> bit & 1) << (31 - bit);
-            return result;
-        });
-    }
-    case Op::prmt: {
-        const uint32_t *const a = integer(0), *const selector = integer(1), *const b = integer(2);
-        return each(warp, what, active,
-                    [=](uint32_t lane) { return permuted(a[lane], selector[lane], b[lane]); });
-    }
+    case Op::brev:
+        return make(__brev, integer(0));
+    case Op::prmt:
+        return make(__byte_perm, integer(0), integer(2), integer(1));
     case Op::p2r: {
         const uint32_t* const a = integer(0);
         const uint32_t mask = uint32_t(mode[0]);
@@ -822,12 +705,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return;
     }
     case Op::s2r: {
-        each(warp, what, active, [&](uint32_t lane) { return special(warp, mode[0], block, lane); });
-        if (mode[1]) {
-            const Words zeros = {};
-            put(warp, what, zeros, active, 1);
-        }
-        return;
+        const auto value = [&](uint32_t lane) { return special(warp, mode[0], block, lane); };
+        return mode[1] ? each_pair(warp, what, active, value) : each(warp, what, active, value);
     }
     case Op::vote: {
         const uint32_t for_it = given(0) & active;
@@ -855,24 +734,20 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return warp.set(what.to_predicate[0], inside, active);
     }
     case Op::i2f: {
-        const uint32_t* const a = integer(0);
         const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
-        const auto integer_of = [=](uint32_t lane) {
-            const int64_t value = is_signed ? int64_t(int32_t(a[lane])) : int64_t(a[lane]);
-            return absolute && value < 0 ? -value : value;
-        };
         const Rounding rounding(mode[1]);
-        return each(warp, what, active, [=](uint32_t lane) {
-            volatile float made = float(integer_of(lane));
+        const auto converted = [=](uint32_t a) {
+            const int64_t value = is_signed ? int64_t(int32_t(a)) : int64_t(a);
+            volatile float made = float(absolute && value < 0 ? -value : value);
             return as_bits(float(made));
-        });
+        };
+        return make(converted, integer(0));
     }
     case Op::f2i: {
-        const uint32_t* const a = real(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const double value = std::trunc(double(as_float(a[lane])));
-            return uint32_t(std::min(std::max(value, 0.0), 4294967295.0));
-        });
+        const auto converted = [](uint32_t a) {
+            return uint32_t(std::min(std::max(std::trunc(double(as_float(a))), 0.0), 4294967295.0));
+        };
+        return make(converted, real(0));
     }
     case Op::fadd:
     case Op::fmul:
@@ -882,34 +757,30 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         const bool flush = mode[0];
         const Op op = Op(what.op);
         if (op == Op::fadd && !flush && !mode[1])
-            return each(warp, what, active,
-                        [=](uint32_t lane) { return as_bits(as_float(a[lane]) + as_float(b[lane])); });
+            return make([](uint32_t a, uint32_t b) { return as_bits(as_float(a) + as_float(b)); }, a, b);
         const Rounding rounding(mode[1]);
-        return each(warp, what, active, [=](uint32_t lane) {
-            volatile float first = flushed(as_float(a[lane]), flush),
-                           second = flushed(as_float(b[lane]), flush);
-            volatile float third = flushed(as_float(c[lane]), flush);
+        const auto computed = [=](uint32_t a, uint32_t b, uint32_t c) {
+            volatile float first = flushed(as_float(a), flush), second = flushed(as_float(b), flush);
+            volatile float third = flushed(as_float(c), flush);
             volatile float made = op == Op::fadd   ? first + second
                                   : op == Op::fmul ? first * second
                                                    : std::fma(first, second, third);
             return as_bits(flushed(made, flush));
-        });
+        };
+        return make(computed, a, b, c);
     }
     case Op::mufu: {
-        const uint32_t* const a = real(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const float value = as_float(a[lane]);
+        const auto computed = [=](uint32_t a) {
             if (mode[0] == 2) // the upper half of a double's reciprocal
-                return uint32_t(as_bits(1.0 / as_double(uint64_t(a[lane]) << 32)) >> 32);
-            return as_bits(mode[0] == 0 ? 1.0f / value : 1.0f / std::sqrt(value));
-        });
+                return uint32_t(as_bits(1.0 / as_double(uint64_t(a) << 32)) >> 32);
+            return as_bits(mode[0] == 0 ? 1.0f / as_float(a) : 1.0f / std::sqrt(as_float(a)));
+        };
+        return make(computed, real(0));
     }
     case Op::fchk: {
         const uint32_t *const a = real(0), *const b = real(1);
-        return warp.set(what.to_predicate[0], lanes_where([=](uint32_t lane) {
-                            return is_hard(as_float(a[lane]), as_float(b[lane]));
-                        }),
-                        active);
+        const auto hard = [=](uint32_t lane) { return is_hard(as_float(a[lane]), as_float(b[lane])); };
+        return warp.set(what.to_predicate[0], lanes_where(hard), active);
     }
     case Op::dadd:
     case Op::dmul:
@@ -923,12 +794,12 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         });
     }
     case Op::half_to_float: {
-        const uint32_t* const a = raw(warp, what.source[0], space[0]);
         const Source source = what.source[0];
-        return each(warp, what, active, [=](uint32_t lane) {
-            const float value = float_of(uint16_t(a[lane] >> source.part));
+        const auto converted = [=](uint32_t a) {
+            const float value = __half2float(__half_raw{uint16_t(a >> source.part)});
             return as_bits(source.flags & kNegative ? -value : value);
-        });
+        };
+        return make(converted, raw(warp, source, space[0]));
     }
     case Op::float_to_double: {
         const uint32_t* const a = real(0);
@@ -936,20 +807,13 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                          [=](uint32_t lane) { return as_bits(double(as_float(a[lane]))); });
     }
     case Op::float_to_half: {
-        const uint32_t *const high = real(0), *const low = real(1);
         const bool brain = mode[0];
-        return each(warp, what, active, [=](uint32_t lane) {
-            const auto made = [=](uint32_t bits) {
-                return brain ? brain_of(as_float(bits)) : half_of(as_float(bits));
-            };
-            return uint32_t(made(high[lane])) << 16 | made(low[lane]);
-        });
-    }
-    case Op::r2ur: {
-        const uint32_t* const a = raw(warp, what.source[0], space[0]);
-        if (active)
-            warp.uniform[what.to] = a[__builtin_ctz(active)];
-        return;
+        const auto half = [=](uint32_t bits) {
+            return brain ? __bfloat16_as_ushort(__float2bfloat16_rn(as_float(bits)))
+                         : __half_as_ushort(__float2half_rn(as_float(bits)));
+        };
+        return make([=](uint32_t high, uint32_t low) { return uint32_t(half(high)) << 16 | half(low); },
+                    real(0), real(1));
     }
     case Op::ld:
         return load(warp, what, active);
@@ -970,6 +834,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         }
         return;
     }
+    case Op::bssy:
+        return for_lanes(active, [&](uint32_t lane) { warp.reconvergence[mode[0]][lane] = active; });
     default:
         fail("operation %d does not belong here", int(what.op));
     }
@@ -1021,78 +887,54 @@ void run(Warp& warp, const uint32_t (&block)[3])
             if (++instructions == kEndless)
                 fail("a warp runs for ever");
             const uint32_t active = mask & warp.mask(what.guard);
+            const uint32_t chosen = active & warp.mask(what.predicate[0]);
             straight = together;
-            switch (Op(what.op)) {
-            case Op::bra: {
-                const uint32_t taken = active & warp.mask(what.predicate[0]);
-                if (taken == mask) {
-                    place = what.target;
-                } else if (!taken) {
-                    ++place;
-                } else {
-                    send(mask, place + 1);
-                    send(taken, what.target);
-                    straight = false;
-                    continue;
-                }
-                break;
-            }
-            case Op::call:
-                send(mask, place + 1);
-                send(active, what.target);
-                straight = false;
-                continue;
-            case Op::ret: {
-                Words space;
-                const uint32_t* const where = raw(warp, what.source[0], space);
-                send(mask, place + 1);
-                for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
-                straight = false;
-                continue;
-            }
-            case Op::exit: {
-                const uint32_t leaving = active & warp.mask(what.predicate[0]);
-                send(mask, place + 1);
-                warp.done |= leaving;
-                warp.running &= ~leaving;
-                release(warp);
-                straight = false;
-                continue;
-            }
-            case Op::bssy:
-                for_lanes(active, [&](uint32_t lane) { warp.reconvergence[what.mode[0]][lane] = active; });
-                ++place;
-                break;
-            case Op::breaks:
-                for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    warp.reconvergence[what.mode[0]][lane] &= ~(active & warp.mask(what.predicate[0]));
-                release(warp);
-                ++place;
-                straight = false;
-                break;
-            case Op::bsync:
-            case Op::warpsync:
-                send(mask, place + 1);
-                send(active, place);
-                for_lanes(active, [&](uint32_t lane) {
-                    warp.waits_at[lane] = what.mode[0];
-                    if (Op(what.op) == Op::warpsync)
-                        warp.reconvergence[16][lane] = warp.lanes;
-                });
-                warp.running &= ~active;
-                warp.at_sync |= active;
-                release(warp);
-                straight = false;
-                continue;
-            case Op::bar:
-                send(mask, place + 1);
-                warp.running &= ~active;
-                warp.at_block_barrier |= active;
-                straight = false;
-                continue;
-            default:
+            if (Op(what.op) == Op::bra && (!chosen || chosen == mask)) {
+                place = chosen ? what.target : place + 1;
+            } else if (Op(what.op) < Op::bra) {
                 execute(warp, what, active, block);
                 ++place;
+            } else { // lanes may go different ways, or wait
+                send(mask, place + 1);
+                switch (Op(what.op)) {
+                case Op::bra:
+                    send(chosen, what.target);
+                    break;
+                case Op::call:
+                    send(active, what.target);
+                    break;
+                case Op::ret: {
+                    Words space;
+                    const uint32_t* const where = raw(warp, what.source[0], space);
+                    for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
+                    break;
+                }
+                case Op::exit:
+                    warp.done |= chosen;
+                    warp.running &= ~chosen;
+                    release(warp);
+                    break;
+                case Op::breaks:
+                    for (uint32_t& party : warp.reconvergence[what.mode[0]])
+                        party &= ~chosen;
+                    release(warp);
+                    break;
+                case Op::bar:
+                    warp.running &= ~active;
+                    warp.at_block_barrier |= active;
+                    break;
+                default: // BSYNC and WARPSYNC
+                    send(active, place);
+                    for_lanes(active, [&](uint32_t lane) {
+                        warp.waits_at[lane] = what.mode[0];
+                        if (Op(what.op) == Op::warpsync)
+                            warp.reconvergence[16][lane] = warp.lanes;
+                    });
+                    warp.running &= ~active;
+                    warp.at_sync |= active;
+                    release(warp);
+                }
+                break;
             }
             if (!straight)
                 send(mask, place);
