@@ -82,7 +82,7 @@ def test_positions_may_hold_traced_numbers():
 # Gradients
 
 
-@pytest.mark.some(9, all=2)
+@pytest.mark.some(9, all=3)
 @in_dtypes(("float64", "complex128"), [*EVERY, *BEYOND])
 def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
     function, given = operation.differentiated(traced(operation.arrays(dtype)))
@@ -136,7 +136,7 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 # Transforms
 
 
-@pytest.mark.some(23, all=5)
+@pytest.mark.some(23, all=8)
 @in_dtypes(SEVEN, [*EVERY, *BEYOND])
 def test_vmap_computes_each(operation, dtype):
     """Over every array at once, and over each by itself."""
@@ -154,7 +154,7 @@ def test_vmap_computes_each(operation, dtype):
         assert_same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
 
 
-@pytest.mark.some(9, all=2)
+@pytest.mark.some(9, all=3)
 @named(EVERY)
 def test_vmap_of_gradients_and_gradients_of_vmap(operation):
     arrays = traced(operation.arrays("float64", lead=(3,)))

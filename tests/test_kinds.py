@@ -92,7 +92,7 @@ def called(name, kind):
     return {key: converted(kind, value, key) for key, value in RIGHT[name].items()}
 
 
-@pytest.mark.some(7, all=2)
+@pytest.mark.some(7, all=3)
 @pytest.mark.parametrize(
     ("operation", "dtype", "kind"),
     [
