@@ -35,6 +35,9 @@ its inner loops are long enough without a copy."""
 PADDED_BYTES, OVERLAP = 1 << 23, 2
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
+SHORT_ROW = 4
+"""Bytes of a row of taps from which it is copied sooner than each of them is, of all blocks of a tile."""
+
 VIEWED = 4
 """The part of a core's cache that the pixels have which are copied at a time, from a view of blocks."""
 
@@ -108,14 +111,17 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
                 whole[(ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))] = image
                 image, outside = whole, ()
                 axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
-        if viewed and not outside and (columns.size > tiles.SMALL_ELEMENTS or steps >= MANY_OPERATIONS):
+        last = axes[-1]
+        short = last.stride == 1 and last.kernel * columns.itemsize < SHORT_ROW and taps_are_closest(columns, axes)
+        if viewed and not (outside or short) and (columns.size > tiles.SMALL_ELEMENTS or steps >= MANY_OPERATIONS):
             return _unfold_view(image, columns, axes, spread(weights, columns))
         if are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if image.size:
-            tiles.for_each_tile(unfold_cells, columns, image, axes, 2 * tiles.TILE_ELEMENTS, weights)
+            limit = tiles.CACHE_BYTES // VIEWED // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
+            tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
