@@ -108,7 +108,7 @@ RECORDED_BEYOND = [each for each in BEYOND if not each.arguments.get("fill_value
 LEARN = ("trace", "compile of any size", "functionalize", "a mode")
 
 
-@pytest.mark.some(7, all=5)
+@pytest.mark.some(7, all=7)
 @pytest.mark.parametrize(
     ("recorder", "learns"),
     [*((name, False) for name in RECORDERS if "compile" not in name), *((name, True) for name in LEARN)],
@@ -155,7 +155,7 @@ def test_transforms_are_recorded(operation, transform, recorder):
     torch.testing.assert_close([*program(*others)], [*transformed(*others)])
 
 
-@pytest.mark.some(3, all=2)
+@pytest.mark.some(3, all=3)
 @named(EVERY)
 @pytest.mark.parametrize("name", ["float32", "complex64"])
 def test_operators_pass_torchs_own_checks(operation, name):
@@ -346,7 +346,7 @@ HIDDEN = {
 """Sizes whose values a compiler does not look into, and says so."""
 
 
-@pytest.mark.some(7, all=4)
+@pytest.mark.some(7, all=6)
 @pytest.mark.parametrize(("call", "way"), [(call, way) for call, (ways, _) in CALLS.items() for way in ways])
 @pytest.mark.parametrize("recorder", [*[*RECORDERS][1:-1], *WAYS])
 def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
