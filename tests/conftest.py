@@ -146,7 +146,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(tiles, "LINE_BYTES", 1)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
-        monkeypatch.setattr(folding, "VIEWED", tiles.CACHE_BYTES)
+        monkeypatch.setattr(folding, "CACHED_BYTES", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)

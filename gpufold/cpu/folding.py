@@ -38,8 +38,8 @@ PADDED_BYTES, OVERLAP = 1 << 23, 2
 SHORT_ROW = 4
 """Bytes of a row of taps from which it is copied sooner than each of them is, of all blocks of a tile."""
 
-VIEWED = 4
-"""The part of a core's cache that the pixels have which are copied at a time, from a view of blocks."""
+CACHED_BYTES = tiles.CACHE_BYTES // 4
+"""Of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int]:
@@ -63,8 +63,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
         copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
         return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image)
-    cached = tiles.CACHE_BYTES // 4 // image.itemsize  # while the taps of every cell offset pass over a tile
-    limit = max(cached, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
+    limit = max(CACHED_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
     return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS)
 
 
@@ -120,7 +119,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if image.size:
-            limit = tiles.CACHE_BYTES // VIEWED // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
+            limit = CACHED_BYTES // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
             tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
 
 
@@ -137,8 +136,7 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     touched = min(tiles.LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
 
     def on(threads: int) -> None:
-        # few enough for the cache to keep their pixels from tap to tap
-        most = min(tiles.CACHE_BYTES // VIEWED // touched, -(-prod(of_blocks) // threads))
+        most = min(CACHED_BYTES // touched, -(-prod(of_blocks) // threads))
         parts = parts_of(of_blocks, max(1, most), tiles.channels_are_last(image, 2))
         indices = [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts]
         for_each(copy, [tuple([array[index].transpose(order) for array in arrays]) for index in indices], threads)
