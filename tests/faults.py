@@ -277,7 +277,7 @@ INLINE_PTX = {
 
 BARRIER = re.compile(r"__sync\w+\(\);")
 BARRIERS = {
-    "add_blocks_binned.cu": ("", ""),  # no case is known: lanes exchange values beside them
+    "add_blocks_binned.cu": ("add_blocks-long-row", "add_blocks-single-elements"),
     "add_blocks_output_driven.cu": ("add_blocks-every-border", "add_blocks-more-than-a-block-of-threads-tests"),
     "batch_to_space_packed.cu": ("batch_to_space-nchw-odd-crop", "batch_to_space-openvino-page-2d"),
     "bins.cu": (*["add_blocks-more-than-a-block-of-threads-tests"] * 5, "add_blocks-more-blocks-than-marks"),
@@ -288,17 +288,16 @@ BARRIERS = {
     "im2col_staged.cu": ("im2col-column", "im2col-row-after-row"),
     "packing.cuh": ("im2col-1d-blocks",),
 }
-"""Of each file: for one barrier after the other, the case that must notice that it is gone, if one does."""
+"""Of each file: for one barrier after the other, the case that must notice that it is gone."""
 
 
 def without_barriers() -> Iterator[Fault]:
     for path in sorted((CHECKOUT / "kernels").glob("*.cu*")):
         found = BARRIER.finditer(text := path.read_text())
         for number, (barrier, case) in enumerate(zip(found, BARRIERS.get(path.name, ()), strict=True)):
-            if case:
-                before = text[: barrier.start()]
-                name, file = f"no barrier {number} in {path.name}", f"kernels/{path.name}"
-                yield Fault(name, file, before + barrier[0], before + ";", f"{KERNELS}[{case}-0]")
+            before = text[: barrier.start()]
+            name, file = f"no barrier {number} in {path.name}", f"kernels/{path.name}"
+            yield Fault(name, file, before + barrier[0], before + ";", f"{KERNELS}[{case}-0]")
 
 
 FAULTS += tuple(without_barriers())

@@ -120,6 +120,7 @@ FAULTS = (
     # Thread 1 writes what thread 0 has read, or reads what it has written; within a warp, and between warps.
     (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, distance=1, barrier="(void)0")),
     (RACE.format("reads"), OBSERVED[:1], partial(rotate, threads=32, distance=31, barrier="(void)0")),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, distance=1, barrier="__any_sync(~0u, 1)")),
     (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, barrier="(void)0")),
     (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, barrier="__syncwarp()")),
     (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=96, barrier="__syncwarp()")),

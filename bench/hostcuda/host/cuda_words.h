@@ -45,7 +45,7 @@ constexpr int warpSize = 32;
 namespace hostcuda {
 
 void wait_for_block(int line);
-void wait_for_warp(unsigned mask, int line);
+void wait_for_warp(unsigned mask, int line, bool orders);
 // The value of the lane `source`; garbage where that lane takes no part, as on a GPU.
 uint64_t shuffle(unsigned mask, uint64_t value, int source, int line);
 unsigned ballot(unsigned mask, bool vote, int line);
@@ -96,7 +96,7 @@ __forceinline__ void __syncthreads(int line = __builtin_LINE())
 
 __forceinline__ void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE())
 {
-    hostcuda::wait_for_warp(mask, line);
+    hostcuda::wait_for_warp(mask, line, true);
 }
 
 namespace hostcuda {

@@ -49,6 +49,7 @@ struct Thread {
     Fiber* fiber;
     int line;       // of the barrier it waits at
     unsigned mask;  // of the warp barrier it waits at
+    bool orders;    // whether that barrier orders accesses to memory
     uint64_t value; // that it brings there
     unsigned lanes; // that met there
 };
@@ -210,7 +211,7 @@ bool open_barrier_of_warp(std::size_t warp)
             thread.lanes = named;
             warps[warp].values[lane] = thread.value;
         }
-        ++warps[warp].step;
+        warps[warp].step += threads[first].orders;
         opened = true;
     }
     return opened;
@@ -288,11 +289,12 @@ void wait_for_block(int line)
     wait(State::waits_for_block, line);
 }
 
-void wait_for_warp(unsigned mask, int line)
+void wait_for_warp(unsigned mask, int line, bool orders)
 {
     if (!(mask >> lane() & 1))
         fault("line %d: lane %u waits at a warp barrier whose mask is %#x", line, lane(), mask);
     threads[current].mask = mask;
+    threads[current].orders = orders;
     wait(State::waits_for_warp, line);
 }
 
@@ -304,7 +306,7 @@ unsigned lane()
 uint64_t shuffle(unsigned mask, uint64_t value, int source, int line)
 {
     threads[current].value = value;
-    wait_for_warp(mask, line);
+    wait_for_warp(mask, line, false);
     const bool takes_part = threads[current].lanes >> source & 1;
     return takes_part ? warps[current / 32].values[source] : ~uint64_t(0);
 }
@@ -312,7 +314,7 @@ uint64_t shuffle(unsigned mask, uint64_t value, int source, int line)
 unsigned ballot(unsigned mask, bool vote, int line)
 {
     threads[current].value = vote;
-    wait_for_warp(mask, line);
+    wait_for_warp(mask, line, false);
     unsigned votes = 0;
     for (unsigned lane = 0; lane < 32; ++lane)
         votes |= (threads[current].lanes >> lane & 1) * unsigned(warps[current / 32].values[lane]) << lane;

@@ -9,7 +9,7 @@ namespace hostcuda {
 struct Position {
     uint32_t thread;     // of its block
     uint32_t block_step; // grows with every block and every barrier of a block
-    uint32_t warp_step;  // grows with every barrier of the thread's warp as well
+    uint32_t warp_step;  // grows with every barrier of the thread's warp that orders memory
     const char* stack_begin;
     const char* stack_end;
 };
