@@ -18,7 +18,6 @@ from processes import CHECKOUT, python
 from specialisations import SOURCES, plans
 
 import gpufold
-from bench import hostcuda
 from bench.hostcuda import fake_cupy
 from gpufold.calls import Unsupported
 from gpufold.gpu import sources
@@ -35,18 +34,6 @@ def test_what_a_launch_compiles_has_the_kernel_it_calls_and_no_other(source):
     for symbol in sources.symbols(source):
         found = re.findall(r"__launch_bounds__\([^)]*\)\s+(\w+)\(", sources.source_text(source, symbol))
         assert found == [symbol]
-
-
-@pytest.mark.all
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("source", SOURCES)
-def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_options(source):
-    """Of every kernel, in one specialisation that is drawn, for an H200."""
-    options = hostcuda.cubin.options((), 90, sources.KERNELS, flush=True)
-    for symbol in sorted({plan.symbol for plan in plans() if plan.source == source}):
-        plan = random.Random(symbol).choice([plan for plan in plans() if plan.symbol == symbol])
-        in_text = hostcuda.cubin.compile_text(sources.program(plan.source, plan.symbol, plan.defines), options)
-        assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol), plan
 
 
 OTHER_NVRTC = """

@@ -119,14 +119,11 @@ def _nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(str(file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+")))
 
 
-def options(defines: Defines, architecture: int, kernels: Path, flush: bool) -> list[str]:
+def options(architecture: int, kernels: Path, flush: bool) -> list[str]:
     """Give the options that matter to the machine code, as CuPy passes them."""
     headers = cuda_headers()
-    return [
-        *["-std=c++17", f"-arch=sm_{architecture}", f"-I{kernels}", f"-I{headers}", f"-I{headers}/cccl"],
-        *[f"-D{name}={value}" for name, value in defines],
-        f"-ftz={str(flush).lower()}",
-    ]
+    includes = [f"-I{folder}" for folder in (kernels, headers, f"{headers}/cccl")]
+    return ["-std=c++17", f"-arch=sm_{architecture}", *includes, f"-ftz={str(flush).lower()}"]
 
 
 @cache
@@ -142,13 +139,14 @@ def compile(
 
     `flush` lets the compiler flush denormals, as CuPy does. With a symbol that kernel alone is compiled, as by a call.
     """
-    passed = [option.encode() for option in options(defines, architecture, kernels, flush)]
+    passed = [option.encode() for option in options(architecture, kernels, flush)]
     alone = symbol is not None and kernels == KERNELS
     text = source_text(source, symbol) if alone else f'#line 1 "{source}"\n{(kernels / source).read_text()}'
+    text = "".join(f"#define {name} {value}\n" for name, value in defines) + text
     made: dict[Path, bytes] = {}
     with_includes(kernels / source, (), made)
     headers = [content for path, content in sorted(made.items()) if path != kernels / source]
-    placeless = options(defines, architecture, Path("kernels"), flush)
+    placeless = options(architecture, Path("kernels"), flush)
     key = [_versions().encode(), text.encode(), *map(str.encode, placeless), *headers]
     return keep(".elf", key, lambda made: made.write_bytes(_compile(source, text, passed))).read_bytes()
 
