@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from math import prod
 
 import numpy as np
@@ -115,7 +115,8 @@ def test_machine_code_rounds_products_before_it_adds_them(scalar):
         assert not any(name.startswith(("FFMA", "DFMA")) for name in names), f"{names} of {plan}"
 
 
-BLOCKS_OF = {(4096, 4096): (256, 256), (99_999,): (400,), (300,) * 3: (96,) * 3}
+LARGE = {(4096, 4096): (256, 256), (99_999,): (400,), (300,) * 3: (96,) * 3}
+SMALL = {(2048, 2048): (7, 7), (160,) * 3: (5,) * 3}
 """Arrays, and blocks that lie in them at positions."""
 
 
@@ -127,16 +128,18 @@ def added(size, lead, block, count, dtype, window, variant, weight_out=False):
     return choose(call, *operands, weight_out=Operand.contiguous(geometry.size) if weight_out else None)
 
 
-@pytest.mark.some(5)
-@pytest.mark.parametrize("size", BLOCKS_OF, ids=str)
-@pytest.mark.parametrize("lead", [(), (14,)], ids=str)
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.many), "complex64"])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("variant", ["output_driven", "binned"])
-def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
+@pytest.mark.parametrize(
+    ("variant", "lead", "size", "dtype"),
+    [
+        *product(("output_driven", "binned"), ((), (14,)), LARGE, ("complex64",)),
+        *product(("binned",), ((16,),), SMALL, ("float16", "float32", "float64", "complex64", "complex128")),
+    ],
+)
+def test_blocks_at_positions_keep_everything_in_registers(variant, lead, size, dtype, window):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
     registers, waits = {"output_driven": (128, 1), "binned": (64, 2)}[variant]
-    figures = hostcuda.figures(added(size, lead, BLOCKS_OF[size], 600, dtype, window, variant))
+    figures = hostcuda.figures(added(size, lead, (LARGE | SMALL)[size], 600, dtype, window, variant))
     assert figures.stack_bytes == 0
     assert figures.registers <= registers
     of_a_block = max((loop for loop in figures.loops if loop.innermost), key=lambda loop: loop.loads)
@@ -155,27 +158,17 @@ def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, win
     ],
 )
 def test_sums_of_weights_stay_in_registers_too(variant, lead, size, dtype, window):
-    plan = added(size, lead, BLOCKS_OF[size], 600, dtype, window, variant, weight_out=True)
+    plan = added(size, lead, LARGE[size], 600, dtype, window, variant, weight_out=True)
     assert hostcuda.cubin.resources(plan).stack_bytes == 0
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize(("size", "block"), [((2048, 2048), (7, 7)), ((160,) * 3, (5,) * 3)], ids=str)
-def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtype):
-    """Four blocks of threads are resident."""
-    needed = hostcuda.cubin.resources(added(size, (16,), block, 9000, dtype, window, "binned"))
-    assert needed.stack_bytes == 0
-    assert needed.registers <= 64
 
 
 @pytest.mark.parametrize("architecture", [75, 90, 100])
 @pytest.mark.parametrize("mode", KERNEL_MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("size", "block"), [((300,) * 3, (96,) * 3), ((4096, 4096), (256, 256))])
-def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, architecture):
+@pytest.mark.parametrize("size", [(300,) * 3, (4096, 4096)])
+def test_weights_of_what_is_taken_stay_in_registers(size, dtype, mode, architecture):
     """A thread has one for each axis of each of its elements: too many for four blocks of threads to be resident."""
-    geometry = take_blocks_geometry(size, (600, len(size)), block)
+    geometry = take_blocks_geometry(size, (600, len(size)), LARGE[size])
     operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
     call = Call("take_blocks", geometry, dtype, Fusion("sum", "separable", mode=mode), "per_element")
     assert hostcuda.cubin.resources(choose(call, *operands), architecture).stack_bytes == 0
