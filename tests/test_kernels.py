@@ -392,14 +392,14 @@ def random_rows(seed):
             yield from (Row(operation, case) for operation in OPERATIONS_OF[type(case)])
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *range(3),
-        *(pytest.param(seed, marks=pytest.mark.all) for seed in range(3, 30)),
-        *(pytest.param(seed, marks=pytest.mark.many) for seed in range(1000, 2000)),
-    ],
-)
+SEEDS = [
+    *range(3),
+    *(pytest.param(seed, marks=pytest.mark.all) for seed in range(3, 30)),
+    *(pytest.param(seed, marks=pytest.mark.many) for seed in range(1000, 2000)),
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_calls_give_the_bits_of_numpy(seed):
     for row in random_rows(seed):
         check(row, 1)
@@ -417,19 +417,12 @@ def with_other_extents(rng, case):
             return other
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"),
-    [
-        *((seed, 25) for seed in range(4)),
-        *(pytest.param(seed, 50, marks=pytest.mark.all) for seed in range(4, 14)),
-        *(pytest.param(seed, 100, marks=pytest.mark.many) for seed in range(1000, 1200)),
-    ],
-)
-def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed, count):
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed):
     """Executed plainly, in any layout."""
     rng, pattern = random.Random(seed), random_case(5000 + seed)
     kept = [drawn(Row(operation, "pattern"), seed + 1)._replace(executor="plain") for operation in ("col2im", "im2col")]
-    for number in range(count):
+    for number in range(25):
         case = with_other_extents(rng, pattern)
         for operation, what in zip(("col2im", "im2col"), kept, strict=True):
             layouts = {"read": rng.choice(list(LAYOUTS)), "written": rng.choice(list(LAYOUTS)[:-1])}
