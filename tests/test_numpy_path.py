@@ -33,7 +33,7 @@ from cases import (
     window_of,
 )
 from executors import OPERATIONS_OF, Call, arrays_of, assert_same_bytes, calls_of, in_layout
-from test_kernels import ROWS, SUMMED, SUMS, Row, drawn, drawn_call, laid_out, random_rows
+from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
 from gpufold.calls import MODES
@@ -168,15 +168,6 @@ def rows_of(*cases):
 @pytest.mark.parametrize("row", DEFINED)
 def test_every_call_is_its_definition(row, number, every_way):
     check(row, number)
-
-
-@pytest.mark.some(9, all=5)
-@pytest.mark.parametrize(("source", "dtype"), SUMMED)
-@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
-def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, source, dtype, every_way):
-    for kind in ("none", "separable", "full") if np.dtype(dtype) in INEXACT else ("none",):
-        given = {"source": source, "dtype": dtype, "fusion": ("sum", kind, False), "weight_out": False}
-        check(Row("add_blocks", case), 1, **given)
 
 
 @pytest.mark.parametrize("row", rows_of(*FAR_CASES, *HUGE_CASES), ids=str)
