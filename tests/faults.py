@@ -470,7 +470,7 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
 
 
 WORKERS = 2
-WITHOUT = "*test_torch*", "*test_peers*", "*clients*", "*test_gpu_session*"
+WITHOUT = "*test_torch*", "*clients*", "*test_gpu_session*"
 """Modules that take no part: of packages that `make test` does not install, and of this."""
 
 

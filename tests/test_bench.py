@@ -140,6 +140,35 @@ def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name
     assert served(peer, few, ("float32",), fake_cupy.asarray, fake_cupy.asnumpy)
 
 
+INTERPRETED = """
+import sys
+import numpy as np, torch
+from bench.triton_fold import _fold, fold
+from cases import Case
+from gpufold.geometry import col2im_geometry
+import gpufold
+for number, case in enumerate((
+    Case("frames", (37,), (5,), 2, 2, 3, 1, batch=2, channels=3),
+    Case("long-frames", (75,), (70,), 40, 1, 20, 35, channels=2),
+    Case("pixels", (9, 21), (3, 4), (2, 1), (1, 2), (1, 0), (0, 2), batch=2, channels=2),
+    Case("many-taps", (10, 11), (9, 8), (1, 3), 1, (2, 0), 4, channels=1),
+)):
+    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    columns = np.random.default_rng(number).integers(-50, 51, case.columns_shape).astype(np.float32)
+    image = torch.full(geometry.image_shape, np.nan)
+    fold(torch.from_numpy(columns), image, geometry, _fold.fn, ROWS=(1, 4)[number // 2], COLUMNS=(32, 16)[number % 2])
+    want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
+    np.testing.assert_array_equal(image.numpy().reshape(want.shape), want, str(case))
+"""
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.peer("triton")
+def test_the_fold_in_triton_computes_the_same_where_it_is_interpreted():
+    """Of one axis and of two, with the loop over taps unrolled and not."""
+    python("-c", INTERPRETED, TRITON_INTERPRET="1")
+
+
 def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
     for problem in PROBLEMS:
         for dtype in (dtype for dtype in problem.dtypes if dtype_of(dtype).kind in "fVc"):
