@@ -295,16 +295,8 @@ def test_races_go_on_where_they_stopped_and_are_left_in_a_file_that_the_package_
     monkeypatch.setattr("bench.tune._race", lambda problem, dtype: pytest.fail("raced again"))
     assert tune(tmp_path, ["tiny"], console) == 0
     assert measured.read_bytes() == said
-    kernels = tmp_path / "kernels"
-    shutil.copytree(tmp_path / "tuned", kernels / "tuned")
-    for source in tuning.KERNELS.glob("*.cu*"):
-        shutil.copy(source, kernels)
-    monkeypatch.setattr(tuning, "KERNELS", kernels)
-    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "nothing"))
-    tuning._name.cache_clear()
-    tuning.forget()
-    assert len(tuning.known(launch.device(0))) == len(list(of_file(measured)))
-    tuning._name.cache_clear()
+    assert measured.name == tuning._name(launch.device(0)), "in a folder of the package it is read"
+    assert len(tuning._read(measured)) == len(list(of_file(measured)))
 
 
 @pytest.mark.all
