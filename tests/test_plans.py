@@ -75,6 +75,7 @@ def col2im_apart(variant, batch, channels, *size):
     return col2im(size, (3, 3), variant, batch=batch, channels=channels, steps=steps, **CELLS)
 
 
+of_bytes = partial(col2im, variant="gather", dtype="int8")
 packed = partial(im2col, variant="packed", dtype="uint8", blocks=0)
 words = partial(im2col, variant="words")
 direct = partial(im2col, variant="per_block")
@@ -313,23 +314,15 @@ def of_rows(width, dtype, crop=0, end=0, block=2, **options):
 TAPS = "ROWS VECTOR TAPS PITCH LANES TILES"
 DEFINES = [
     # Several planes and wide words, where there is enough.
-    row(("symbol", ["col2im_gather_planes"]), col2im, (56, 56), (3, 3), "gather", "int8", strides=1, **MAP),
-    row(("symbol", ["col2im_gather"]), col2im, (56, 56), (3, 3), "gather", strides=1, **MAP),
-    row(
-        ("symbol", ["col2im_gather"]), col2im, (56, 56), (5, 5), "gather", "int8", strides=1, **MAP
-    ),  # more than a few taps
-    row(("symbol", ["col2im_gather"]), col2im, (56, 56), (3, 3), "gather", "int8", strides=1, channels=64),
-    row(("symbol", ["col2im_gather_words_planes"]), col2im, (112, 112), (3, 3), "gather", "int8", strides=2, **MAP),
-    row(("symbol", ["col2im_gather_planes"]), col2im, (113, 113), (3, 3), "gather", "int8", strides=2, **MAP),
-    row(
-        ("symbol", ["col2im_gather_planes"]), col2im, (1024, 1024), (3, 3), "gather", "int8", batch=8
-    ),  # the batch is planes too
-    row(
-        ("symbol", ["col2im_gather"]), col2im, (28, 28), (3, 3), "gather", "int8", batch=8, channels=48
-    ),  # too few threads
-    row(
-        ("symbol", ["col2im_gather"]), col2im, (2048, 2048), (3, 3), "gather", "int8", channels=2
-    ),  # most of eight would repeat
+    row(("symbol", ["col2im_gather_planes"]), of_bytes, (56, 56), (3, 3), **MAP),
+    row(("symbol", ["col2im_gather"]), col2im, (56, 56), (3, 3), "gather", **MAP),
+    row(("symbol", ["col2im_gather"]), of_bytes, (56, 56), (5, 5), **MAP),  # more than a few taps
+    row(("symbol", ["col2im_gather"]), of_bytes, (56, 56), (3, 3), channels=64),
+    row(("symbol", ["col2im_gather_words_planes"]), of_bytes, (112, 112), (3, 3), strides=2, **MAP),
+    row(("symbol", ["col2im_gather_planes"]), of_bytes, (113, 113), (3, 3), strides=2, **MAP),
+    row(("symbol", ["col2im_gather_planes"]), of_bytes, (1024, 1024), (3, 3), batch=8),  # the batch is planes too
+    row(("symbol", ["col2im_gather"]), of_bytes, (28, 28), (3, 3), batch=8, channels=48),  # too few threads
+    row(("symbol", ["col2im_gather"]), of_bytes, (2048, 2048), (3, 3), channels=2),  # most of eight would repeat
     row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
     row((WORDS, [4, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
     row((WORDS, [4, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
