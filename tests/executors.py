@@ -95,11 +95,6 @@ LAYOUTS: dict[str, Callable[[Any, Any], Any]] = {
 """By name, what lays an array out by random numbers; what is read may overlap, as frames of a sound do."""
 
 
-def in_layout(rng, array):
-    """The same elements at other places: another order of axes, gaps, or backwards."""
-    return LAYOUTS[rng.choice(("contiguous", "transposed", "sliced", "backwards"))](rng, array)
-
-
 def block_by_block(geometry, columns, start=0):
     """Split columns, the taps of each block one after another in memory, from an element on."""
     rank = len(geometry.axes)

@@ -32,7 +32,7 @@ from cases import (
     values,
     window_of,
 )
-from executors import OPERATIONS_OF, Call, arrays_of, assert_same_bytes, calls_of, in_layout
+from executors import LAYOUTS, OPERATIONS_OF, Call, arrays_of, assert_same_bytes, calls_of
 from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
@@ -331,12 +331,12 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
 # Blocks at positions
 
 
-@pytest.mark.parametrize("layout", range(8))
-def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
-    rng, case = random.Random(layout), POSITIONS_CASES[layout]
+@pytest.mark.parametrize("number", range(8))
+def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(number):
+    rng, case, lay = random.Random(number), POSITIONS_CASES[number], list(LAYOUTS.values())[number % 6]
     array, blocks, positions = values(case.shape, "f4"), values(case.blocks_shape, "f4", 1), case.positions
     want = definition.add_blocks(array, blocks, positions)
-    given, out = in_layout(rng, array), in_layout(rng, values(case.shape, np.float32, 5))
+    given, out = lay(rng, array), lay(rng, values(case.shape, np.float32, 5))
     assert_same_bits(gpufold.add_blocks(given, blocks, positions), want)
     assert gpufold.add_blocks(given, blocks, positions, out=out) is out
     assert_same_bits(out, want)
@@ -362,7 +362,7 @@ def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch)
     assert sum(seen) <= 1.5 * 400 * (lead[0] if lead else 1)
 
 
-LAYOUTS = {
+VIEWS = {
     "backwards": lambda array, room, dtype: array[::-1],
     "backwards along every axis": lambda array, room, dtype: array[::-1, ::-1],
     "every other": lambda array, room, dtype: array[::2, ::-2],
@@ -374,11 +374,11 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_array(layout, dtype):
+@pytest.mark.parametrize("view", VIEWS)
+def test_few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_array(view, dtype):
     """All of a reversed view was once copied for a few small blocks."""
     room = np.zeros((1000, 1000, 8), np.uint8)
-    array = LAYOUTS[layout](room.view(dtype)[..., 0], room, dtype)
+    array = VIEWS[view](room.view(dtype)[..., 0], room, dtype)
     rng = np.random.default_rng(1)
     array[...] = rng.integers(-9, 9, array.shape)
     positions = rng.integers(-2, min(array.shape), (100, 2))
