@@ -7,6 +7,7 @@ kernels of one tap to thousands, every layout, dtype and fusion. None of them ne
 from __future__ import annotations
 
 from cases import KERNEL_MODES
+from executors import ONE_THREAD
 
 from gpufold.calls import PLAIN, REDUCTIONS, SHAPES, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
@@ -19,17 +20,12 @@ from gpufold.geometry import (
     array_to_blocks_geometry,
 )
 from gpufold.given import WINDOWS
+from gpufold.gpu.devices import DEVICES as KNOWN
 from gpufold.gpu.parameters import contiguous_strides
-from gpufold.gpu.plan import H200, Device, Operand, Problem
+from gpufold.gpu.plan import Operand, Problem
 from gpufold.operations import OPERATIONS
 
-DEVICES = (
-    H200,
-    Device("a laptop's", (7, 5), multiprocessors=14, threads_per_multiprocessor=1024),
-    Device("a large one", (12, 0), multiprocessors=188, threads_per_multiprocessor=1536),
-    Device("of one multiprocessor", (8, 6), multiprocessors=1, threads_per_multiprocessor=1536),
-    Device("of one thread", (9, 0), multiprocessors=1, threads_per_multiprocessor=1),
-)
+DEVICES = (*KNOWN.values(), ONE_THREAD)
 
 
 def random_problem(rng):
