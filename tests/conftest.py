@@ -7,13 +7,13 @@ import importlib.util
 import os
 import random
 import shutil
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 from gpufold import elements, threads
 from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
@@ -108,16 +108,10 @@ def pytest_pyfunc_call(pyfuncitem):
     """Run a test of marker `alone` by a pytest of its own, which has the same outcome."""
     if pyfuncitem.get_closest_marker("alone") is None or "GPUFOLD_TEST_ALONE" in os.environ:
         return None
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "--many", "-p", "no:cacheprovider", pyfuncitem.nodeid],
-        cwd=pyfuncitem.config.rootpath,
-        env=os.environ | {"GPUFOLD_TEST_ALONE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    if run.returncode or "1 passed" not in run.stdout:
-        outcome = pytest.fail.Exception if run.returncode else pytest.skip.Exception
-        raise outcome(f"in a process of its own:\n{run.stdout}{run.stderr}", pytrace=False)
+    options = "-rs", "--many", "-p", "no:cacheprovider"
+    printed = python("-m", "pytest", *options, pyfuncitem.nodeid, GPUFOLD_TEST_ALONE="1")
+    if "1 passed" not in printed:
+        pytest.skip(f"in a process of its own:\n{printed}")
     return True
 
 
