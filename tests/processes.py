@@ -10,13 +10,13 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parents[1]
 
 
-def python(*arguments: str, given: str | None = None, **variables: str) -> str:
+def python(*arguments: str, given: str | None = None, folder: Path = CHECKOUT, **variables: str) -> str:
     """Run Python in a process of its own, which finds the checkout and its tests; return what it printed."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests", *sys.path[1:])))
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=CHECKOUT,
+        cwd=folder,
         env=inherited | {"PYTHONPATH": paths} | variables,
         input=given,
         capture_output=True,

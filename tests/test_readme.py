@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import doctest
-import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 
 import gpufold
 from bench.__main__ import main
@@ -85,11 +84,7 @@ def test_no_session_is_outside_of_the_blocks_that_run(document):
 @pytest.mark.parametrize("script", list(scripts()))
 def test_scripts_run(script, tmp_path):
     (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, "script.py"]
-    run = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+    python("script.py", folder=tmp_path)
 
 
 # ---- names
