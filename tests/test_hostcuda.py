@@ -63,17 +63,15 @@ def transpose(mode, width=32, seed=0, parameters=None, dropped=0):
 
 def rotate(mode, threads, distance, barrier):
     """Let each thread write what another one has read before a barrier."""
-    data, result = numbers(2, threads), np.empty(threads, np.float32)
     defines = ("DISTANCE", str(distance)), ("BARRIER", barrier)
-    launch("rotate", (1, 1, 1), (threads, 1, 1), data, result, defines=defines, mode=mode)
-    assert np.array_equal(result, np.roll(data, -distance, axis=1).sum(axis=0))
+    arguments = numbers(2, threads), np.empty(threads, np.float32)
+    launch("rotate", (1, 1, 1), (threads, 1, 1), *arguments, defines=defines, mode=mode)
 
 
 def broadcast(mode, threads, keeper):
     """Let all threads read what one has written, which it writes again after a barrier of its warp."""
-    data, result = numbers(threads), np.empty(threads, np.float32)
-    launch("broadcast", (1, 1, 1), (threads, 1, 1), data, result, struct.pack("i", keeper), mode=mode)
-    assert np.array_equal(result, data + data[keeper])
+    arguments = numbers(threads), np.empty(threads, np.float32), struct.pack("i", keeper)
+    launch("broadcast", (1, 1, 1), (threads, 1, 1), *arguments, mode=mode)
 
 
 def store(mode, offset=0, threads=256, defines=(), gaps=1):
@@ -81,36 +79,17 @@ def store(mode, offset=0, threads=256, defines=(), gaps=1):
     data, result = numbers(32, 8), np.empty((8, 32, gaps), np.float32)[..., 0]
     plan = sample_plan("store", data, result, struct.pack("iii", 256, 32, offset), threads=32, defines=defines)
     hostcuda.run(replace(plan, grid=(threads // 32, 1, 1)), data, result, mode=mode, kernels=SAMPLES)
-    assert np.array_equal(result, data.T)
 
 
 def wide(mode, first):
     """Copy words of four elements, from an element on."""
     data, result = numbers(516)[first:][:512], np.empty(512, np.float32)
     launch("wide", (1, 1, 1), (128, 1, 1), data, result, mode=mode)
-    assert np.array_equal(result, data)
 
 
 def divergent(mode):
     """Let threads wait at two barriers."""
     launch("divergent", (1, 1, 1), (64, 1, 1), np.empty(64, np.float32), mode=mode)
-
-
-SOUND = (
-    partial(rotate, threads=128, distance=33, barrier="__syncthreads()"),
-    partial(rotate, threads=32, distance=5, barrier="__syncwarp()"),
-    partial(broadcast, threads=32, keeper=7),
-    partial(store),
-    partial(wide, first=4),
-)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "sound", SOUND, ids=lambda call: "-".join(map(str, (call.func.__name__, *call.keywords.values())))
-)
-def test_what_the_faults_are_made_of_is_no_fault(sound, mode):
-    sound(mode)
 
 
 OBSERVED, PLACE = MODES[1:3], r"store\.cu:\d+"
