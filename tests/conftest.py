@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from processes import python
 
-from gpufold import elements, threads
+from gpufold import elements, keeping, threads
 from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
+from gpufold.geometry import tiles as sections
 
 
 @cache
@@ -135,12 +136,15 @@ def way(request, monkeypatch):
             monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "tiled" in request.param:
+        for results in keeping._results:  # of other sizes
+            results.clear()
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
         monkeypatch.setattr(threads, "MOST_TRIED", 0)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
-        monkeypatch.setattr(tiles, "LINE_BYTES", 1)
+        monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
+        monkeypatch.setattr(sections, "LINE_BYTES", 8)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
-        monkeypatch.setattr(folding, "CACHED_BYTES", 1)
+        monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)

@@ -18,7 +18,7 @@ from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
-from gpufold.geometry.tiles import parts_of
+from gpufold.geometry.tiles import LINE_BYTES, crowding, lines_of, parts_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, on_threads
 
@@ -33,13 +33,10 @@ FEW_BLOCKS, MANY_TAPS = 16, 4
 its inner loops are long enough without a copy."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 2
-"""Of a padded copy of an image at most; and how many times as large as it columns are at least."""
+"""Of a padded copy of planes at most; and how many times as large as it columns are at least."""
 
 SHORT_ROW = 4
 """Bytes of a row of taps from which it is copied sooner than each of them is, of all blocks of a tile."""
-
-CACHED_BYTES = tiles.CACHE_BYTES // 4
-"""Of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int]:
@@ -49,6 +46,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
     by cells, which cut a block's rows where a stride ends. Few go by their index.
     """
     plan = plan_of(axes)
+    if move and max(lines_of(image.shape, columns.strides[:2] + columns.strides[image.ndim :])) > 1:
+        return fold_cells, tiles.KEPT_BYTES // image.itemsize
     if move or plan.once or plan.apart:
         return fold_cells, tiles.TILE_ELEMENTS
     if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
@@ -63,7 +62,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
         copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
         return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image)
-    limit = max(CACHED_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
+    limit = max(tiles.KEPT_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
     return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS)
 
 
@@ -104,12 +103,9 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         outside, steps = _taps_outside(axes), plan_of(axes).operations
         viewed = not columns.dtype.hasobject  # of which NumPy makes no such view
         if viewed and outside and weights is None and columns.size > tiles.SMALL_ELEMENTS:
-            padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
-            if OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES:
-                whole: Array = np.zeros((*image.shape[:2], *(axis.padded_size for axis in axes)), image.dtype)
-                whole[(ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))] = image
-                image, outside = whole, ()
-                axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
+            plane = image.itemsize * prod(axis.padded_size for axis in axes)
+            if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
+                return _unfold_padded(image, columns, axes, PADDED_BYTES // max(1, plane))
         last = axes[-1]
         short = last.stride == 1 and last.kernel * columns.itemsize < SHORT_ROW and taps_are_closest(columns, axes)
         if viewed and not (outside or short) and (columns.size > tiles.SMALL_ELEMENTS or steps >= MANY_OPERATIONS):
@@ -119,8 +115,26 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if image.size:
-            limit = CACHED_BYTES // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
+            limit = tiles.KEPT_BYTES // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
             tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
+
+
+def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], planes: int) -> None:
+    """Copy blocks from padded copies of so many planes at a time."""
+    lines, most = lines_of(image.shape, image.strides), image.size
+    if max(lines) > 1:
+        most = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // image.itemsize
+    parts = parts_of(image.shape[:2], planes, lines[:2] if planes >= max(lines) else ())
+    copy: Array = np.zeros((*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes)), image.dtype)
+    inside = (ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))
+    whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
+    for part in parts:
+        some = image[part]
+        padded = copy[: len(some), : some.shape[1]]
+        pixels = padded[inside]
+        for few in parts_of(some.shape, most, lines):
+            copy_rows(some[few], pixels[few])
+        unfold(padded, columns[part], whole)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -133,11 +147,12 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
     copy = copy_rows if weights is None else multiply
     of_blocks = (*columns.shape[:2], *columns.shape[2 + rank :])
-    touched = min(tiles.LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
+    touched = min(LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
+    lines = lines_of(of_blocks, image.strides)
+    cached = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // touched
 
     def on(threads: int) -> None:
-        most = min(CACHED_BYTES // touched, -(-prod(of_blocks) // threads))
-        parts = parts_of(of_blocks, max(1, most), tiles.channels_are_last(image, 2))
+        parts = parts_of(of_blocks, max(1, min(cached, -(-prod(of_blocks) // threads))), lines)
         indices = [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts]
         for_each(copy, [tuple([array[index].transpose(order) for array in arrays]) for index in indices], threads)
 

@@ -14,6 +14,9 @@ from gpufold.threads import for_each, is_short, on_threads
 CACHE_BYTES = cache_bytes()
 """Of a core, for what it works on at a time."""
 
+KEPT_BYTES = CACHE_BYTES // 4
+"""Of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
+
 SMALL_ELEMENTS = 1 << 14
 """Column elements up to which starting array operations takes longer than to add each by its index."""
 
@@ -22,9 +25,6 @@ TILE_ELEMENTS = 1 << 19
 
 STEP_ELEMENTS = 1 << 14
 """Of columns in an array operation, from which it takes long beside starting it: that is Python's, one at a time."""
-
-LINE_BYTES = 64
-"""Of a cache."""
 
 TILE_STEPS = 8
 """Array operations on a tile besides those that add or move columns."""
@@ -40,22 +40,15 @@ def for_each_tile(
 
     def on(threads: int) -> None:
         most = min(limit, -(-image.size // threads))
-        channels_last = channels_are_last(image, 2) or channels_are_last(columns, image.ndim)
-        cut = cut_into_tiles(image.shape, axes, most, channels_last)
-        if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
-            cut = cut_into_tiles(image.shape, axes, max(1, most // 2), channels_last)
         taps = (ALL,) * len(axes)
+        strides = (image.strides, columns.strides[:2] + columns.strides[image.ndim :])
+        cut = cut_into_tiles(image.shape, axes, most, *strides)
+        if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
+            cut = cut_into_tiles(image.shape, axes, max(1, most // 2), *strides)
         parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
         for_each(work, [(*part, *more) for part in parts], threads)
 
     on_threads((work, axes, columns.dtype, columns.shape, columns.strides, image.strides), size, on)
-
-
-def channels_are_last(array: Array, first: int) -> bool:
-    """Return whether several channels share a line of the cache, and lie closer than all axes from the first on."""
-    channels, step = array.shape[1], abs(array.strides[1])
-    others = [abs(each) for each, extent in zip(array.strides[first:], array.shape[first:], strict=True) if extent > 1]
-    return step < LINE_BYTES <= channels * step and step < min(others, default=0)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:
