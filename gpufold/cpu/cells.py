@@ -13,6 +13,9 @@ from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
 from gpufold.keeping import kept
 
+LONG_CELL = 32
+"""Bytes of a cell from which its phases are copied together sooner than one by one."""
+
 
 def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
     """Store sums (N, C, *phases, *cells), in which the image begins at a pixel of each axis."""
@@ -79,13 +82,22 @@ class CellWay(NamedTuple):
     pieces: tuple[CellPiece, ...]
 
 
+def phase_by_phase(axes: tuple[Axis, ...], size: int) -> int | None:
+    """Return the axis whose phases are moved one by one, as cells along it are short, of elements of so many bytes."""
+    for number in range(len(axes) - 1, -1, -1):
+        if axes[number].stride > 1:
+            return number if axes[number].stride < LONG_STRIDE and size * axes[number].stride < LONG_CELL else None
+        size *= axes[number].size
+    return None
+
+
 @kept
-def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> CellWay:
-    """Pair cells and columns."""
+def cell_way(axes: tuple[Axis, ...], separate: int | None, taps_are_closest: bool = False) -> CellWay:
+    """Pair cells and columns, those of one axis phase by phase."""
     plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
     for number, turned in enumerate(plan.turned):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
-    by_axis = [_pairs_along(axis, n + 1 == rank, plan.turned[n]) for n, axis in enumerate(plan.axes)]
+    by_axis = [_pairs_along(axis, n == separate, plan.turned[n]) for n, axis in enumerate(plan.axes)]
     for parts in product(*by_axis):
         of_axes, pairs_of_axes = zip(*parts, strict=True)
         pixels = (ALL, ALL, *(piece.pixels for piece in of_axes))
@@ -97,13 +109,13 @@ def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> CellWay:
 
 
 @kept
-def _pairs_along(axis: Axis, is_last: bool, turned: bool) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
+def _pairs_along(axis: Axis, separate: bool, turned: bool) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
     """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups in their order."""
     along = []
     for piece in pieces_of(axis):
         pairs = [
             ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
-            for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, is_last))
+            for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, separate))
         ]
         along.append((piece, tuple(pairs[:: -1 if turned else 1])))
     return tuple(along)
@@ -124,7 +136,8 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     rows_of_taps = not move and taps_are_closest(columns, axes)
     if rows_of_taps and len(axes) > 1:  # of a single axis the cells follow one another
         shorten_buffers(columns)
-    way = cell_way(axes, rows_of_taps)
+    copies = weights is None and plan_of(axes).once
+    way = cell_way(axes, phase_by_phase(axes, image.itemsize) if copies else len(axes) - 1, rows_of_taps)
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
     if not way.once:
@@ -142,7 +155,7 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Move pixels, weighted, into the columns whose taps land on them."""
-    way = cell_way(axes)
+    way = cell_way(axes, len(axes) - 1)
     factors = spread(weights, columns)
     weights = None if factors is None else factors.transpose(way.order)
     columns = columns.transpose(way.order)

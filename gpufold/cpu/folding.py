@@ -11,7 +11,7 @@ import numpy as np
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
-from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells
+from gpufold.cpu.cells import fold_cells, phase_by_phase, taps_are_closest, unfold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, are_long, fold_runs
 from gpufold.cpu.treatment import Treatment, average
@@ -48,6 +48,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
     plan = plan_of(axes)
     if move and max(lines_of(image.shape, columns.strides[:2] + columns.strides[image.ndim :])) > 1:
         return fold_cells, tiles.KEPT_BYTES // image.itemsize
+    if move and plan.once and phase_by_phase(axes, image.itemsize) is None:
+        return fold_cells, max(1, image.size)  # which is written in its order
     if move or plan.once or plan.apart:
         return fold_cells, tiles.TILE_ELEMENTS
     if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
