@@ -78,7 +78,6 @@ class CellWay(NamedTuple):
 
     order: tuple[int, ...]
     """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`."""
-    once: bool
     pieces: tuple[CellPiece, ...]
 
 
@@ -105,7 +104,7 @@ def cell_way(axes: tuple[Axis, ...], separate: int | None, taps_are_closest: boo
         both = (zip(*groups, strict=True) for groups in product(*pairs_of_axes))
         pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
         pieces.append(CellPiece(pixels, shape, tuple(pairs)))
-    return CellWay(tuple(order), plan.once, tuple(pieces))
+    return CellWay(tuple(order), tuple(pieces))
 
 
 @kept
@@ -136,21 +135,28 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     rows_of_taps = not move and taps_are_closest(columns, axes)
     if rows_of_taps and len(axes) > 1:  # of a single axis the cells follow one another
         shorten_buffers(columns)
-    copies = weights is None and plan_of(axes).once
-    way = cell_way(axes, phase_by_phase(axes, image.itemsize) if copies else len(axes) - 1, rows_of_taps)
+    once = plan_of(axes).once
+    separate = phase_by_phase(axes, image.itemsize) if once and weights is None else len(axes) - 1
+    way = cell_way(axes, separate, rows_of_taps)
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
-    if not way.once:
+    if not once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
+    zero = np.zeros((), image.dtype)  # sums start from +0, and are never -0.0
+    signed = once and not move and image.dtype.kind in "fc"
+    at_once = signed and separate is None and columns.dtype == image.dtype
     for piece in way.pieces:
         cells = piece.of(image)
-        if not (move or way.once):
+        if not (move or once):
             add_pairs(cells, columns, weights, piece.pairs)
             continue
         for cell_index, column_index in piece.pairs:
-            multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
-    if way.once and not move:
-        np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
+            if at_once:
+                np.add(columns[column_index], zero, cells[cell_index])
+            else:
+                multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
+    if signed and not at_once:
+        np.add(image, zero, image)
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
