@@ -142,21 +142,15 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     weights = None if weights is None else weights.transpose(way.order)
     if not once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
-    zero = np.zeros((), image.dtype)  # sums start from +0, and are never -0.0
-    signed = once and not move and image.dtype.kind in "fc"
-    at_once = signed and separate is None and columns.dtype == image.dtype
     for piece in way.pieces:
         cells = piece.of(image)
         if not (move or once):
             add_pairs(cells, columns, weights, piece.pairs)
             continue
         for cell_index, column_index in piece.pairs:
-            if at_once:
-                np.add(columns[column_index], zero, cells[cell_index])
-            else:
-                multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
-    if signed and not at_once:
-        np.add(image, zero, image)
+            multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
+    if once and not move and image.dtype.kind in "fc":
+        np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

@@ -20,21 +20,20 @@ import numpy as np
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store
-from gpufold.elements import is_narrow, widened
+from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
 from gpufold.keeping import kept
 
-FLAT_RUN, LARGE_PLANE = 32, 5000
-"""Blocks of a plane from which a flat run is a long enough inner loop, and sums of a row's phases from which it takes
-less than a copy; where runs reach whole rows, it always does."""
+FLAT_RUN, LARGE_PLANE = 32, 20000
+"""Blocks of a plane from which a flat run is a long enough inner loop, and bytes of sums from which
+it takes less than a copy, as it does wherever runs reach whole rows."""
 
 DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
 
-COPIED_BYTES = max(tiles.CACHE_BYTES, 1 << 21)
-"""Of the columns that are copied at a time, which stay in the cache of a core, or in the next where that is small: with
-fewer, threads wait for each other's Python."""
+COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 19)
+"""Of the columns that are copied at a time: of a single plane, and of more, which stay in a core's cache."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -45,7 +44,8 @@ def are_long(columns: Array, axes: tuple[Axis, ...]) -> tuple[int, int]:
     low = min(size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
     high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
     strips = size - (high - low)
-    large = not strips or prod(axis.blocks for axis in axes) * last.stride >= LARGE_PLANE
+    elements = prod(axis.blocks for axis in axes) * last.stride
+    large = not strips or elements * sum_dtype(columns.dtype).itemsize >= LARGE_PLANE
     wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * strips
     return (low, high) if large and wide and _is_flat(columns, axes) else (0, 0)
 
@@ -146,7 +146,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
         columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
     narrow = is_narrow(columns, image)  # which are widened before, as many bytes once more
-    most = max(1, COPIED_BYTES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
+    most = max(1, PLANES_BYTES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
     copied: Array = np.zeros(layout.elements, dtype)
