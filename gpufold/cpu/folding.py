@@ -61,9 +61,10 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
         return fold_runs, max(tiles.TILE_ELEMENTS, most)
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
-        copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
+        copied = max(COPIED_BYTES // size, LONG_ELEMENTS * plan.operations)
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
-        return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image)
+        half = tiles.pixels_of(copied // 2, columns, image)  # for rows of sums may be longer
+        return fold_runs, tiles.TILE_ELEMENTS if fits else half
     limit = max(tiles.KEPT_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
     return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS)
 

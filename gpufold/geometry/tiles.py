@@ -58,7 +58,7 @@ def lines_of(shape: Size, *strides: Size) -> Size:
     units = [1] * len(shape)
     for steps in strides:
         step, closest = min((abs(step), n) for n, step in enumerate((*steps, LINE_BYTES)) if step)
-        if closest + 1 < len(shape) and step < LINE_BYTES <= step * shape[closest]:
+        if closest + 1 < len(shape) and step < LINE_BYTES:
             units[closest] = 2 * LINE_BYTES // step
     return tuple(units)
 
