@@ -141,6 +141,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
         monkeypatch.setattr(threads, "MOST_TRIED", 0)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(tiles, "CACHE_BYTES", 1)
         monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
         monkeypatch.setattr(sections, "LINE_BYTES", 8)
         monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)

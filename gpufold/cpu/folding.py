@@ -51,7 +51,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
     if move and plan.once and phase_by_phase(axes, image.itemsize) is None:
         return fold_cells, max(1, image.size)  # which is written in its order
     if move or plan.once or plan.apart:
-        return fold_cells, tiles.TILE_ELEMENTS
+        return fold_cells, tiles.CACHE_BYTES // 2 // image.itemsize
     if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
         return fold_indexed, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image)
     size = sum_dtype(image.dtype).itemsize
@@ -153,6 +153,8 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     touched = min(LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
     lines = lines_of(of_blocks, image.strides)
     cached = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // touched
+    if max(lines) == 1 and prod(of_blocks[2:]) <= cached:  # planes, which are copied one by one anyway
+        cached = prod(of_blocks)
 
     def on(threads: int) -> None:
         parts = parts_of(of_blocks, max(1, min(cached, -(-prod(of_blocks) // threads))), lines)
