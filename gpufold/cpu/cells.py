@@ -135,21 +135,22 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     rows_of_taps = not move and taps_are_closest(columns, axes)
     if rows_of_taps and len(axes) > 1:  # of a single axis the cells follow one another
         shorten_buffers(columns)
-    once = plan_of(axes).once
-    separate = phase_by_phase(axes, image.itemsize) if once and weights is None else len(axes) - 1
+    plan = plan_of(axes)
+    copies = move or plan.apart  # a pixel has one tap at most
+    separate = phase_by_phase(axes, image.itemsize) if copies and weights is None else len(axes) - 1
     way = cell_way(axes, separate, rows_of_taps)
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
-    if not once:
+    if not plan.once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
     for piece in way.pieces:
         cells = piece.of(image)
-        if not (move or once):
+        if not copies:
             add_pairs(cells, columns, weights, piece.pairs)
             continue
         for cell_index, column_index in piece.pairs:
             multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
-    if once and not move and image.dtype.kind in "fc":
+    if copies and not move and image.dtype.kind in "fc":
         np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
 
 
