@@ -124,6 +124,7 @@ def _numpy_in_doctests(doctest_namespace):
 @pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "turned-tiled", "indexed-tiled"])
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
+    forget_sizes()
     if request.param != "chosen":
         monkeypatch.setattr(tiles, "SMALL_ELEMENTS", 0)
         monkeypatch.setattr(indexed, "FEW_ELEMENTS", 1 << 30 if "indexed" in request.param else 0)
@@ -133,11 +134,9 @@ def way(request, monkeypatch):
         monkeypatch.setattr(folding, "PADDED_BYTES", 0)
     if "turned" in request.param:
         for module in (folding, cells):
-            monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)
+            monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "tiled" in request.param:
-        for results in keeping._results:  # of other sizes
-            results.clear()
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
         monkeypatch.setattr(threads, "MOST_TRIED", 0)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
@@ -150,6 +149,14 @@ def way(request, monkeypatch):
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)
         monkeypatch.setattr(elements, "MANY_HALVES", 1)
+    yield
+    forget_sizes()
+
+
+def forget_sizes():
+    """Drop what was kept for sizes, with other thresholds."""
+    for results in keeping._results:
+        results.clear()
 
 
 @pytest.fixture(params=["cpu", pytest.param("stand-in", marks=[pytest.mark.hostcuda, pytest.mark.peer("cupy")])])

@@ -50,11 +50,12 @@ def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Si
     return tuple(stores)
 
 
-def taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
-    """Return whether neighbouring taps lie closer in memory than neighbouring blocks."""
+@kept
+def taps_are_closest(strides: Size, axes: tuple[Axis, ...]) -> bool:
+    """Return whether neighbouring taps of split columns lie closer in memory than neighbouring blocks."""
     rank = len(axes)
-    taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
-    blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
+    taps = [abs(step) for step, axis in zip(strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
+    blocks = [abs(step) for step, axis in zip(strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
     return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
 
 
@@ -132,7 +133,7 @@ def _narrow(part: slice) -> slice | int:
 
 def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False) -> None:
     """Add, or move, columns into an image, every element of which is written."""
-    rows_of_taps = not move and taps_are_closest(columns, axes)
+    rows_of_taps = not move and taps_are_closest(columns.strides, axes)
     if rows_of_taps and len(axes) > 1:  # of a single axis the cells follow one another
         shorten_buffers(columns)
     plan = plan_of(axes)

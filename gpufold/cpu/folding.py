@@ -55,8 +55,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
     if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
         return fold_indexed, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image)
     size = sum_dtype(image.dtype).itemsize
-    if not taps_are_closest(columns, axes):
-        steps = plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS
+    if not taps_are_closest(columns.strides, axes):
+        steps = plan.operations if any(are_long(columns.dtype, columns.strides, axes)) else tiles.TILE_STEPS
         most = min(2 * tiles.CACHE_BYTES // size, tiles.pixels_of(tiles.STEP_ELEMENTS * steps, columns, image))
         return fold_runs, max(tiles.TILE_ELEMENTS, most)
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
@@ -109,8 +109,8 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             plane = image.itemsize * prod(axis.padded_size for axis in axes)
             if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
                 return _unfold_padded(image, columns, axes, PADDED_BYTES // max(1, plane))
-        last = axes[-1]
-        short = last.stride == 1 and last.kernel * columns.itemsize < SHORT_ROW and taps_are_closest(columns, axes)
+        last, closest = axes[-1], taps_are_closest(columns.strides, axes)
+        short = closest and last.stride == 1 and last.kernel * columns.itemsize < SHORT_ROW
         if viewed and not (outside or short) and (columns.size > tiles.SMALL_ELEMENTS or steps >= MANY_OPERATIONS):
             return _unfold_view(image, columns, axes, spread(weights, columns))
         if are_few(max(columns.size, image.size), axes):

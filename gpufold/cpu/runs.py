@@ -38,23 +38,23 @@ COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYT
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
-def are_long(columns: Array, axes: tuple[Axis, ...]) -> tuple[int, int]:
+@kept
+def are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> tuple[int, int]:
     """Return which pixels of a row the runs of a whole plane reach, if these are long enough, else none."""
     last, size = axes[-1], axes[-1].size
     low = min(size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
     high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
     strips = size - (high - low)
     elements = prod(axis.blocks for axis in axes) * last.stride
-    large = not strips or elements * sum_dtype(columns.dtype).itemsize >= LARGE_PLANE
+    large = not strips or elements * sum_dtype(dtype).itemsize >= LARGE_PLANE
     wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * strips
-    return (low, high) if large and wide and _is_flat(columns, axes) else (0, 0)
+    return (low, high) if large and wide and _is_flat(dtype, strides, axes) else (0, 0)
 
 
-def _is_flat(columns: Array, axes: tuple[Axis, ...]) -> bool:
+def _is_flat(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> bool:
     """Return whether the rows of a plane's blocks follow one another."""
-    step = columns.strides[-1]
-    follow = len(axes) == 1 or axes[-2].blocks == 1 or columns.strides[-2] == axes[-1].blocks * step
-    return bool(follow and step <= columns.itemsize)
+    follow = len(axes) == 1 or axes[-2].blocks == 1 or strides[-2] == axes[-1].blocks * strides[-1]
+    return bool(follow and strides[-1] <= dtype.itemsize)
 
 
 def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -64,12 +64,12 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
     if len(axes) == 1:  # a single axis is a single row
         columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
         weights = weights if weights is None else weights[:, :, None, :, None, :]
-    low, high = are_long(columns, axes)
+    low, high = are_long(columns.dtype, columns.strides, axes)
     if low == high:
         if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
             return fold_cells(columns, image, axes, weights)
         copied = _layout(axes, 1).elements
-        most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns, axes) else copied
+        most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns.dtype, columns.strides, axes) else copied
         fits = copied * image.itemsize <= COPIED_BYTES and copied <= most
         return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
     shorten_buffers(columns)
