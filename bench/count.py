@@ -16,8 +16,9 @@ import numpy as np
 
 import gpufold
 from bench import hostcuda
-from bench.hostcuda import Work, work
-from bench.hostcuda.cubin import architecture_of, resident_threads
+from bench.hostcuda import work
+from bench.hostcuda.cubin import architecture_of, resident_threads, resources
+from bench.hostcuda.machine import Counters
 from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem, plan_of
 from gpufold.calls import Unsupported
@@ -72,7 +73,7 @@ def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Prob
     return None
 
 
-def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> Work:
+def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> list[Counters]:
     """Execute the machine code of a problem's plan; its result must be the NumPy path's."""
     data = problem.data(dtype)
     result = np.zeros(problem.output_shape, data.dtype)  # what add_blocks adds to
@@ -85,8 +86,7 @@ def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> Work:
     return done
 
 
-HEADER = ["problem", "variant", "registers", "spilled", "warps", "KiB in flight"]
-HEADER += ["instructions", "sectors loaded", "stored"]
+HEADER = ["problem", "variant", "registers", "spilled", "warps", "instructions", "sectors loaded", "stored"]
 
 
 def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> list[str]:
@@ -95,17 +95,15 @@ def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> 
     Raise Unsupported where a variant does not serve the problem.
     """
     plan = plan_of(problem, variant, dtype, device)
-    figures = hostcuda.figures(plan, architecture_of(device))
-    threads = resident_threads(plan, figures, device)
+    needed = resources(plan, architecture_of(device))
+    warps = resident_threads(plan, needed, device) // 32
     name = problem.name if dtype == "float32" else f"{problem.name} {dtype}"
-    needs = [str(number) for number in (figures.registers, figures.stack_bytes, threads // 32)]
-    row = [name, plan.variant, *needs, f"{figures.bytes_in_flight * threads / 1024:.0f}"]
+    row = [name, plan.variant, *map(str, (needed.registers, needed.stack_bytes, warps))]
     found = smaller(problem, plan, dtype, device)
     if found is None:
         return [*row, "", "", ""]
     shrunk, planned, scaled = found
-    last = work_on(shrunk, planned, dtype, scaled)
-    counted = [step.counters for step in (*last.prologue, last)]
+    counted = work_on(shrunk, planned, dtype, scaled)
     elements = max(prod(shrunk.input_shape), prod(shrunk.output_shape))
     instructions = 32 * sum(each.instructions for each in counted)
     loaded = sum(each.loads.sectors for each in counted)
@@ -132,8 +130,7 @@ def meaning(device: Device) -> list[str]:
     return [
         f"Counted from the machine code for {device.name}, none of it a time. Of a thread: "
         "registers, and bytes that are spilled. Of a multiprocessor: the warps that it has room for, of "
-        f"{device.threads_per_multiprocessor // 32}, and what they have asked of memory while they wait, if they make "
-        "every guarded load.",
+        f"{device.threads_per_multiprocessor // 32}.",
         "For each element of the larger array: the instructions of its threads, and the sectors of 32 bytes that "
         "warps ask for, whatever caches make of it. They are those of a smaller problem with the same kernel, and "
         "empty where there is none. An element of 4 bytes that is moved once is an eighth of a sector.",

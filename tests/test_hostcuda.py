@@ -13,7 +13,7 @@ import pytest
 
 from bench import hostcuda
 from bench.hostcuda import cubin
-from bench.hostcuda.cubin import resident_threads
+from bench.hostcuda.cubin import Resources, resident_threads
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
 
@@ -190,13 +190,13 @@ def test_machine_code_asks_for_what_the_source_does(width, times, architecture):
     data = numbers(width, 8192 // width)
     result = np.empty(data.shape[::-1], np.float32)
     plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
-    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
+    (done,) = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
     assert np.array_equal(result, data.T)
-    assert done.counters.loads.sectors == 1024
-    assert done.counters.stores.sectors == 1024 * times
-    assert done.counters.stores.requests == 8192 // 32
-    assert done.counters.warps == 256
-    assert 10 < done.counters.instructions / done.counters.warps < 150
+    assert done.loads.sectors == 1024
+    assert done.stores.sectors == 1024 * times
+    assert done.stores.requests == 8192 // 32
+    assert done.warps == 256
+    assert 10 < done.instructions / done.warps < 150
 
 
 def test_a_fault_of_machine_code_is_reported():
@@ -206,20 +206,10 @@ def test_a_fault_of_machine_code_is_reported():
         hostcuda.work(plan, data, result, kernels=SAMPLES)
 
 
-def test_figures_of_loops_and_shared_memory():
-    plan = sample_plan("transpose", numbers(32, 32), numbers(32, 32), struct.pack("ii", 32, 32))
-    figures = hostcuda.figures(plan, 90, SAMPLES)
-    assert figures.shared_bytes == 32 * 33 * 4
-    assert [loop.loads for loop in figures.loops] == [4]  # the rows of a tile, unrolled
-    assert [loop.waits for loop in figures.loops] == [1]
-    assert figures.bytes_in_flight == 4 * 4
-
-
 def test_residency_follows_what_is_scarce():
     plan = sample_plan("store", numbers(32), numbers(32))
-    figures = hostcuda.figures(plan, 90, SAMPLES)
     scarce = ((32, 0, 2048), (33, 0, 1536), (64, 0, 1024), (255, 0, 256), (32, 48 << 10, 1024))
     for registers, shared_bytes, threads in scarce:
-        assert resident_threads(plan, replace(figures, registers=registers, shared_bytes=shared_bytes)) == threads
-    assert resident_threads(plan, replace(figures, registers=32), DEVICES["T4"]) == 1024
-    assert resident_threads(plan, replace(figures, registers=32), DEVICES["RTX 4090"]) == 1536
+        assert resident_threads(plan, Resources(registers, 0, shared_bytes)) == threads
+    assert resident_threads(plan, Resources(32, 0, 0), DEVICES["T4"]) == 1024
+    assert resident_threads(plan, Resources(32, 0, 0), DEVICES["RTX 4090"]) == 1536

@@ -2,18 +2,14 @@
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable
-from .cubin import Figures, figures
 from .execute import launch, run
-from .machine import Work, work
+from .machine import work
 from .memory import Fault
 
 __all__ = [
     "BuildError",
     "Fault",
-    "Figures",
-    "Work",
     "cubin",
-    "figures",
     "launch",
     "nvcc",
     "run",

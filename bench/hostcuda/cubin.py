@@ -1,10 +1,6 @@
 """What a kernel becomes on a GPU, without one: NVRTC compiles a plan, and the machine code is read.
 
-The figures say what a kernel needs, and what one pass through each loop and one way through the kernel take, if it
-makes every guarded access: how often the loops are run is not in the machine code, but machine.py runs them.
-
-A *wait* is one latency of global memory: a load's registers arrive one wait after it is issued, and an instruction
-that uses them waits until then. What is loaded over the waits is in flight at a time.
+How often its instructions are run is not in the machine code, but machine.py runs them.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -37,20 +33,6 @@ class CompileError(Exception):
     """NVRTC refused a kernel; the message is its log, with file and line."""
 
 
-@dataclass(frozen=True)
-class Walk:
-    """What a thread does on the way through a piece of code."""
-
-    instructions: int
-    loads: int
-    """From global memory."""
-    bytes: int
-    """That a thread loads."""
-    waits: int
-    innermost: bool = True
-    """Whether it goes through no loop that loads."""
-
-
 REGISTERS = 65536
 """Of a multiprocessor."""
 
@@ -67,21 +49,6 @@ class Resources:
     stack_bytes: int
     """More than zero where registers are spilled."""
     shared_bytes: int
-
-
-@dataclass(frozen=True)
-class Figures(Resources):
-    """What a kernel asks for, and its loops."""
-
-    loops: tuple[Walk, ...]
-    """One pass through each."""
-    path: Walk
-    """From the kernel's first instruction to an exit, once through each loop on the way."""
-
-    @property
-    def bytes_in_flight(self) -> float:
-        """Return what a thread has asked for while it waits, in the loop or on the path where that is most."""
-        return max((walk.bytes / walk.waits for walk in (self.path, *self.loops) if walk.loads), default=0.0)
 
 
 @cache
@@ -192,13 +159,6 @@ def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Re
     return Resources(registers, stack_bytes, shared_bytes)
 
 
-def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
-    """Compile a plan's kernel and read its machine code."""
-    listed = instructions(plan.source, plan.symbol, plan.defines, architecture, kernels)
-    path = _walk(listed, _fullest_path(listed, _targets(listed), 0))
-    return Figures(*astuple(resources(plan, architecture, kernels)), loops=tuple(_loops(listed)), path=path)
-
-
 def resident_threads(plan: Plan, needed: Resources, device: Device = H200) -> int:
     """Count the threads that fit on a multiprocessor at a time."""
     threads = prod(plan.block)
@@ -271,40 +231,6 @@ class Instruction:
     name: str
     operands: tuple[str, ...]
 
-    @property
-    def is_load(self) -> bool:
-        return self.name.startswith(("LDG", "LD.E"))
-
-    @property
-    def width(self) -> int:
-        """Registers that a value of this instruction takes."""
-        return 4 if ".128" in self.name else 2 if ".64" in self.name else 1
-
-    def registers(self, operand: str) -> set[int]:
-        return {int(number) + i for number in re.findall(r"\bR(\d+)\b", operand) for i in range(self.width)}
-
-    @property
-    def bytes_moved(self) -> int:
-        """By a thread, to or from global or shared memory."""
-        return 4 * self.width if self.name.startswith(("LD.", "LDG", "LDS", "ST", "RED", "ATOM")) else 0
-
-    @property
-    def loaded_bytes(self) -> int:
-        """By a thread, from global memory."""
-        narrow = re.search(r"\.[SU](8|16)\b", self.name)
-        return (int(narrow[1]) // 8 if narrow else 4 * self.width) if self.is_load else 0
-
-    @property
-    def is_conditional(self) -> bool:
-        """Whether the next instruction may follow a branch or an exit, by its guard or a predicate it is given."""
-        return self.guard is not None or any(re.match(r"!?U?P\d", operand) for operand in self.operands)
-
-    @property
-    def target(self) -> str | None:
-        """Of a branch."""
-        found = re.search(r"\.L_x_\d+", " ".join(self.operands)) if self.name == "BRA" else None
-        return found[0] if found else None
-
 
 def _instructions(assembly: str, symbol: str) -> list[Instruction]:
     """Take a kernel's instructions out of nvdisasm's listing."""
@@ -320,67 +246,3 @@ def _instructions(assembly: str, symbol: str) -> list[Instruction]:
             instructions.append(Instruction(tuple(labels), found[1], found[2], operands))
             labels = []
     return instructions
-
-
-def _targets(instructions: Sequence[Instruction]) -> list[int | None]:
-    """Return the place that each instruction branches to."""
-    places = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
-    return [places.get(instruction.target or "") for instruction in instructions]
-
-
-def _loops(instructions: Sequence[Instruction]) -> list[Walk]:
-    """Walk once through each loop, which is what a branch backwards repeats."""
-    targets = _targets(instructions)
-    spans = [(target, place) for place, target in enumerate(targets) if target is not None and target < place]
-    walks = {span: _walk(instructions, _fullest_path(instructions, targets, *span)) for span in spans}
-
-    def loads_within(first: int, last: int) -> bool:
-        inner = (span for span in spans if span != (first, last) and first <= span[0] and span[1] <= last)
-        return any(walks[span].loads for span in inner)
-
-    return [replace(walks[span], innermost=not loads_within(*span)) for span in spans]
-
-
-def _fullest_path(
-    instructions: Sequence[Instruction], targets: list[int | None], first: int, last: int | None = None
-) -> list[int]:
-    """Find the way from the first instruction to the last, or to an exit, that moves most bytes in fewest steps."""
-    best: dict[int, tuple[int, int]] = {}  # from a place on: the bytes moved, and minus the steps
-    following: dict[int, int | None] = {}
-    for place in reversed(range(first, len(instructions) if last is None else last + 1)):
-        instruction, target = instructions[place], targets[place]
-        ways: list[int | None] = []
-        if place == last or (last is None and instruction.name == "EXIT"):
-            ways.append(None)
-        if instruction.is_conditional or instruction.name not in ("BRA", "EXIT", "RET"):
-            ways.append(place + 1)
-        if target is not None and target > place:
-            ways.append(target)
-        values = {way: best[way] if way is not None else (0, 0) for way in ways if way is None or way in best}
-        if values:
-            way = max(values, key=values.__getitem__)
-            best[place] = (values[way][0] + instruction.bytes_moved, values[way][1] - 1)
-            following[place] = way
-    path, place = [], first if first in best else None
-    while place is not None:
-        path.append(place)
-        place = following[place]
-    return path
-
-
-def _walk(instructions: Sequence[Instruction], path: list[int]) -> Walk:
-    now = loads = loaded = 0
-    arrival: dict[int, int] = {}
-    for place in path:
-        instruction = instructions[place]
-        writes_first = not instruction.name.startswith(("ST", "RED", "BRA", "BAR", "EXIT"))
-        sources = instruction.operands[writes_first:]
-        used = set().union(*map(instruction.registers, sources)) if sources else set()
-        now = max([now, *(arrival.pop(register) for register in used & arrival.keys())])
-        for register in instruction.registers(instruction.operands[0]) if writes_first and instruction.operands else ():
-            arrival.pop(register, None)
-            if instruction.is_load:
-                arrival[register] = now + 1
-        loads += instruction.is_load
-        loaded += instruction.loaded_bytes
-    return Walk(len(path), loads, loaded, max([now, *arrival.values()]))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,16 +104,6 @@ class _Launch(ctypes.Structure):
         ("message", ctypes.c_void_p),
         ("message_size", ctypes.c_uint32),
     )
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the machine code of a plan did."""
-
-    counters: Counters
-    figures: cubin.Figures
-    prologue: tuple[Work, ...] = ()
-    """That of the launches that fill scratch memory."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -643,20 +632,21 @@ def work(
     *,
     device: Device = H200,
     kernels: Path = KERNELS,
-) -> Work:
-    """Execute a plan's machine code for a device, and count; arrays become what a GPU would make of them."""
-    done = [
+) -> list[Counters]:
+    """Execute a plan's machine code for a device; arrays become what a GPU would make of them.
+
+    Return what each launch did: those that fill scratch memory, and last the plan's own.
+    """
+    return [
         _run(step, arguments, cubin.architecture_of(device), kernels)
         for step, arguments in launches_of(plan, input_array, output_array, window, positions)
     ]
-    return replace(done[-1], prologue=tuple(done[:-1]))
 
 
-def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels: Path) -> Work:
+def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels: Path) -> Counters:
     """Execute one launch: those before it are plans of their own, which share scratch memory with it."""
     code = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
-    figures = cubin.figures(plan, architecture, kernels)
-    shared_bytes = figures.shared_bytes + cubin.RESERVED_SHARED_BYTES
+    shared_bytes = cubin.resources(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
     given = [prepared(argument) for argument in arguments]
     # An output comes second, after what is read, and scratch memory last.
@@ -687,4 +677,4 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
         raise Fault(f"{plan.symbol}, machine code for {architecture}: {message.value.decode()}")
     for number, argument in enumerate(given):
         bring_back(argument, number, number in written)
-    return Work(counters, figures)
+    return counters
