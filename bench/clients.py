@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 STAND_INS = (
     "SimpleITK",
@@ -30,38 +31,6 @@ STAND_INS = (
 """Packages that clients import beside what is called here, to read files and to make tables and networks."""
 
 
-class _Anything(type):
-    """What any name of a package that is stood in for means: its attributes, items and calls are itself."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, item: Any) -> Any:
-        return cls
-
-    def __fspath__(cls) -> str:
-        return "a folder that nobody asks for"
-
-    def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        return cls
-
-
-class Anything(metaclass=_Anything):
-    """Anything that a module may name as it is imported."""
-
-
-class _StandIn(ModuleType):
-    """A package or module in which every name is Anything."""
-
-    __path__: list[str] = []  # noqa: RUF012  # a package without a folder
-    __version__ = "0.0"  # older than whatever a client asks for
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(Anything, name)
-
-
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the packages of STAND_INS, asked last: one that is installed is found before."""
 
@@ -75,9 +44,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
         self.made.append(spec.name)
-        return _StandIn(spec.name)
+        return MagicMock(__path__=[], __version__="0.0")  # older than what a client asks for
 
     def exec_module(self, module: ModuleType) -> None: ...
 
