@@ -66,16 +66,22 @@ class BuildError(Exception):
 
 
 @cache
+def file_of_wheel(wheel: str, pattern: str) -> Path | None:
+    """Return the file of a wheel whose name matches a pattern, or None."""
+    try:
+        files = importlib.metadata.files(wheel) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in files if re.fullmatch(pattern, file.name)), None)
+
+
+@cache
 def cuda_headers() -> Path | None:
     """The folder with cuda_fp16.h, from the wheel nvidia-cuda-runtime, and what it includes, or None."""
     for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
-        try:
-            files = importlib.metadata.files(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for folder in (Path(os.fspath(file.locate())).parent for file in files if file.name == "cuda_fp16.h"):
-            if (folder / "crt" / "host_defines.h").exists():
-                return folder.resolve()
+        header = file_of_wheel(name, r"cuda_fp16\.h")
+        if header is not None and (header.parent / "crt" / "host_defines.h").exists():
+            return header.parent.resolve()
     return None
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from gpufold.gpu.plan import H200, Device, Plan
 from gpufold.gpu.sources import source_text
 
-from .build import KERNELS, Defines, cuda_headers, keep, with_includes
+from .build import KERNELS, Defines, cuda_headers, file_of_wheel, keep, with_includes
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -49,15 +49,6 @@ class Resources:
     stack_bytes: int
     """More than zero where registers are spilled."""
     shared_bytes: int
-
-
-@cache
-def file_of_wheel(wheel: str, pattern: str) -> Path | None:
-    try:
-        files = importlib.metadata.files(wheel) or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next((Path(str(file.locate())) for file in files if re.fullmatch(pattern, file.name)), None)
 
 
 @cache

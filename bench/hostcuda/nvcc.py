@@ -8,8 +8,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from .build import KERNELS, Defines
-from .cubin import ARCHITECTURES, CompileError, file_of_wheel
+from .build import KERNELS, Defines, file_of_wheel
+from .cubin import ARCHITECTURES, CompileError
 
 
 @cache

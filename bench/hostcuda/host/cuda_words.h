@@ -20,18 +20,12 @@
 
 #undef __global__
 #undef __device__
-#undef __host__
-#undef __constant__
 #undef __shared__
 #undef __launch_bounds__
-#undef __grid_constant__
 #define __global__ inline // so that those of a file that nobody asked for are not compiled
 #define __device__
-#define __host__
-#define __constant__
 #define __shared__ static __attribute__((aligned(128)))
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define __builtin_assume(condition) ((void)0)
 
 #ifndef HOSTCUDA_OBSERVED
@@ -40,7 +34,6 @@
 
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
-constexpr int warpSize = 32;
 
 namespace hostcuda {
 
@@ -57,11 +50,6 @@ void observe_atomic(void* address, int size, void* site);
 #else
 inline void observe_atomic(void*, int, void*) {}
 #endif
-
-template <typename Value> struct Same {
-    using type = Value;
-};
-template <typename Value> using SameType = typename Same<Value>::type;
 
 template <typename To, typename From> __forceinline__ To bits(From from)
 {
@@ -83,7 +71,12 @@ template <typename Value, typename... Among> constexpr bool is_one_of = (std::is
 template <typename Value>
 constexpr bool can_add = is_one_of<Value, int, unsigned, unsigned long long, float, double, __half, __half2,
                                    __nv_bfloat16, __nv_bfloat162>;
-template <typename Value> constexpr bool can_combine = is_one_of<Value, int, unsigned, unsigned long long>;
+
+template <typename Value> Value shuffle_value(unsigned mask, Value value, int source, int line)
+{
+    static_assert(sizeof(Value) <= 8, "a shuffle moves at most 8 bytes");
+    return bits<Value>(shuffle(mask, bits<uint64_t>(value), source, line));
+}
 
 } // namespace hostcuda
 
@@ -98,16 +91,6 @@ __forceinline__ void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()
 {
     hostcuda::wait_for_warp(mask, line, true);
 }
-
-namespace hostcuda {
-
-template <typename Value> Value shuffle_value(unsigned mask, Value value, int source, int line)
-{
-    static_assert(sizeof(Value) <= 8, "a shuffle moves at most 8 bytes");
-    return bits<Value>(shuffle(mask, bits<uint64_t>(value), source, line));
-}
-
-} // namespace hostcuda
 
 template <typename Value>
 Value __shfl_sync(unsigned mask, Value value, int source, int width = 32, int line = __builtin_LINE())
@@ -155,15 +138,15 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
 
 // Atomic operations, for the types that CUDA has them for
 
-template <typename Value> __forceinline__ Value atomicAdd(Value* address, hostcuda::SameType<Value> value)
+template <typename Value> __forceinline__ Value atomicAdd(Value* address, std::common_type_t<Value> value)
 {
     static_assert(hostcuda::can_add<Value>, "CUDA has no atomicAdd of this type");
     return hostcuda::atomic(address, [=](Value old) { return Value(old + value); });
 }
 
-template <typename Value> __forceinline__ Value atomicOr(Value* address, hostcuda::SameType<Value> value)
+template <typename Value> __forceinline__ Value atomicOr(Value* address, std::common_type_t<Value> value)
 {
-    static_assert(hostcuda::can_combine<Value>, "CUDA has no atomicOr of this type");
+    static_assert(hostcuda::is_one_of<Value, int, unsigned, unsigned long long>, "CUDA has no such atomicOr");
     return hostcuda::atomic(address, [=](Value old) { return old | value; });
 }
 
@@ -221,10 +204,6 @@ inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selector)
         result |= chosen << (8 * byte);
     }
     return result;
-}
-inline unsigned __vadd4(unsigned first, unsigned second)
-{
-    return ((first & 0x7f7f7f7f) + (second & 0x7f7f7f7f)) ^ ((first ^ second) & 0x80808080);
 }
 
 __forceinline__ unsigned __brev(unsigned value)

@@ -211,23 +211,16 @@ void observe_block()
 
 // ---- the calls of -fsanitize=thread --------------------------------------------------------------
 
-#define HOSTCUDA_CALLS(size)                                                                                 \
-    void __tsan_read##size(void* address)                                                                    \
+#define HOSTCUDA_CALL(name, size, kind)                                                                      \
+    void __tsan_##name##size(void* address)                                                                  \
     {                                                                                                        \
-        hostcuda::access(address, size, hostcuda::Kind::load, __builtin_return_address(0));                  \
-    }                                                                                                        \
-    void __tsan_write##size(void* address)                                                                   \
-    {                                                                                                        \
-        hostcuda::access(address, size, hostcuda::Kind::store, __builtin_return_address(0));                 \
-    }                                                                                                        \
-    void __tsan_unaligned_read##size(void* address)                                                          \
-    {                                                                                                        \
-        hostcuda::access(address, size, hostcuda::Kind::load, __builtin_return_address(0));                  \
-    }                                                                                                        \
-    void __tsan_unaligned_write##size(void* address)                                                         \
-    {                                                                                                        \
-        hostcuda::access(address, size, hostcuda::Kind::store, __builtin_return_address(0));                 \
+        hostcuda::access(address, size, hostcuda::Kind::kind, __builtin_return_address(0));                  \
     }
+#define HOSTCUDA_CALLS(size)                                                                                 \
+    HOSTCUDA_CALL(read, size, load)                                                                          \
+    HOSTCUDA_CALL(write, size, store)                                                                        \
+    HOSTCUDA_CALL(unaligned_read, size, load)                                                                \
+    HOSTCUDA_CALL(unaligned_write, size, store)
 
 extern "C" {
 HOSTCUDA_CALLS(1)
