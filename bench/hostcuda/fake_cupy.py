@@ -274,7 +274,7 @@ class Graph:
 
 
 def _host(pointer, shape, strides, dtype):
-    """Return the elements of an array in a device's memory, as work that is being done sees them."""
+    """Return the elements of an array in a device's memory; they are there when work is being done."""
     if 0 in shape:
         return np.empty(shape, dtype)
     interface = {"version": 3, "data": (pointer, False), "shape": shape, "strides": strides}
@@ -461,21 +461,13 @@ class ndarray:
             strides = [self.itemsize * step for step in contiguous_strides(self.shape[::turn])][::turn]
         self.strides = tuple(strides)
         self.data = alloc(self.nbytes) if memptr is None else memptr
+        self._elements = _host(self.data.ptr, self.shape, self.strides, self.dtype)
 
     def _view(self, change):
         """Return the view that NumPy makes of an array like this; its elements are not looked at."""
-        like = self._addresses()
-        view = change(like)
-        offset = view.__array_interface__["data"][0] - like.__array_interface__["data"][0] if view.size else 0
+        view = change(self._elements)
+        offset = view.ctypes.data - self._elements.ctypes.data if view.size else 0
         return ndarray(view.shape, self.dtype, self.data + offset, view.strides)
-
-    def _addresses(self):
-        return _host(self.data.ptr, self.shape, self.strides, self.dtype)
-
-    def _elements(self):
-        """Return what work that is done later sees."""
-        pointer, shape, strides, dtype = self.data.ptr, self.shape, self.strides, self.dtype
-        return lambda: _host(pointer, shape, strides, dtype)
 
     @property
     def device(self):
@@ -483,7 +475,7 @@ class ndarray:
 
     @property
     def flags(self):
-        return self._addresses().flags
+        return self._elements.flags
 
     @property
     def __cuda_array_interface__(self):
@@ -522,7 +514,7 @@ class ndarray:
         return self.reshape(-1)
 
     def view(self, dtype=None):
-        viewed = self._addresses().view(self.dtype if dtype is None else dtype)
+        viewed = self._elements.view(self.dtype if dtype is None else dtype)
         return ndarray(viewed.shape, viewed.dtype, self.data, viewed.strides)
 
     def astype(self, dtype, copy=True):
@@ -541,13 +533,13 @@ class ndarray:
         with self.device, stream if stream.ptr else Stream.null:
             source = ascontiguousarray(self) if self.ndim else self
             stream.synchronize()
-            return _host(source.data.ptr, self.shape, source.strides, self.dtype).copy()
+            return source._elements.copy()
 
     def set(self, arr, stream=None):
         assert (arr.dtype, arr.shape) == (self.dtype, self.shape)
         stream = get_current_stream() if stream is None else stream
-        copied, elements = arr.copy(), self._elements()
-        _queue(lambda: np.copyto(elements(), copied), stream, self.data.device_id)
+        copied, elements = arr.copy(), self._elements
+        _queue(lambda: np.copyto(elements, copied), stream, self.data.device_id)
 
     def __array__(self, dtype=None, copy=None):
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -580,14 +572,13 @@ def _elementwise(function, result, *operands):
     for array in (result, *operands):
         if isinstance(array, ndarray) and array.data.device_id != get_device():
             raise ValueError(f"an array of device {array.data.device_id}, and the current one is {get_device()}")
-        if isinstance(array, ndarray) and not array._addresses().flags.aligned:
+        if isinstance(array, ndarray) and not array.flags.aligned:
             raise Misuse("elements off their size")  # each is read as one, which ends a process on a GPU
-    into = result._elements()
-    given = [each._elements() if isinstance(each, ndarray) else each for each in operands]
+    into, given = result._elements, [each._elements if isinstance(each, ndarray) else each for each in operands]
 
     def work():
         with np.errstate(all="ignore"):
-            into()[...] = function(*(each() if callable(each) else each for each in given))
+            into[...] = function(*given)
 
     if result.size:
         _queue(work, None, get_device())
