@@ -889,10 +889,6 @@ def pytest_addoption(parser):
     parser.addoption("--of-each", type=int, help="run no more than this many of the problems of a test, first and last")
 
 
-def pytest_report_header(config):
-    return BANNER
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """Skip what says nothing here, and leave out all but some problems of each test."""
