@@ -1,4 +1,4 @@
-"""Counts what kernels need and do, by their machine code: registers, resident warps, instructions, sectors of memory.
+"""Counts what kernels need and do, by their machine code: registers, instructions, sectors of memory.
 
 Needs are read out of the machine code of a problem's own plan. Instructions and sectors are counted while the same
 kernel runs on this machine's CPU, on a problem shrunk together with the device. None of it is a time.
@@ -17,7 +17,7 @@ import numpy as np
 import gpufold
 from bench import hostcuda
 from bench.hostcuda import work
-from bench.hostcuda.cubin import architecture_of, resident_threads, resources
+from bench.hostcuda.cubin import architecture_of, resources
 from bench.hostcuda.machine import Counters
 from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem, plan_of
@@ -86,7 +86,7 @@ def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> list[Co
     return done
 
 
-HEADER = ["problem", "variant", "registers", "spilled", "warps", "instructions", "sectors loaded", "stored"]
+HEADER = ["problem", "variant", "registers", "spilled", "instructions", "sectors loaded", "stored"]
 
 
 def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> list[str]:
@@ -96,9 +96,8 @@ def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> 
     """
     plan = plan_of(problem, variant, dtype, device)
     needed = resources(plan, architecture_of(device))
-    warps = resident_threads(plan, needed, device) // 32
     name = problem.name if dtype == "float32" else f"{problem.name} {dtype}"
-    row = [name, plan.variant, *map(str, (needed.registers, needed.stack_bytes, warps))]
+    row = [name, plan.variant, str(needed.registers), str(needed.stack_bytes)]
     found = smaller(problem, plan, dtype, device)
     if found is None:
         return [*row, "", "", ""]
@@ -128,9 +127,8 @@ def candidates(
 def meaning(device: Device) -> list[str]:
     """Say what the columns are."""
     return [
-        f"Counted from the machine code for {device.name}, none of it a time. Of a thread: "
-        "registers, and bytes that are spilled. Of a multiprocessor: the warps that it has room for, of "
-        f"{device.threads_per_multiprocessor // 32}.",
+        f"Counted from the machine code for {device.name}, none of it a time. Of a thread: registers, and bytes that "
+        "are spilled.",
         "For each element of the larger array: the instructions of its threads, and the sectors of 32 bytes that "
         "warps ask for, whatever caches make of it. They are those of a smaller problem with the same kernel, and "
         "empty where there is none. An element of 4 bytes that is moved once is an eighth of a sector.",

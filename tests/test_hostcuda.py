@@ -13,8 +13,6 @@ import pytest
 
 from bench import hostcuda
 from bench.hostcuda import cubin
-from bench.hostcuda.cubin import Resources, resident_threads
-from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
 
 pytestmark = pytest.mark.hostcuda
@@ -204,12 +202,3 @@ def test_a_fault_of_machine_code_is_reported():
     plan = sample_plan("store", data, result, struct.pack("iii", 256, 8, 1 << 20))
     with pytest.raises(hostcuda.Fault, match=r"store, machine code for 90: block .* are in no array"):
         hostcuda.work(plan, data, result, kernels=SAMPLES)
-
-
-def test_residency_follows_what_is_scarce():
-    plan = sample_plan("store", numbers(32), numbers(32))
-    scarce = ((32, 0, 2048), (33, 0, 1536), (64, 0, 1024), (255, 0, 256), (32, 48 << 10, 1024))
-    for registers, shared_bytes, threads in scarce:
-        assert resident_threads(plan, Resources(registers, 0, shared_bytes)) == threads
-    assert resident_threads(plan, Resources(32, 0, 0), DEVICES["T4"]) == 1024
-    assert resident_threads(plan, Resources(32, 0, 0), DEVICES["RTX 4090"]) == 1536

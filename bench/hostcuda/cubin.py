@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 
-from gpufold.gpu.plan import H200, Device, Plan
+from gpufold.gpu.plan import Device, Plan
 from gpufold.gpu.sources import source_text
 
 from .build import KERNELS, Defines, cuda_headers, file_of_wheel, keep, with_includes
@@ -31,14 +30,6 @@ RESERVED_SHARED_BYTES = 1024
 
 class CompileError(Exception):
     """NVRTC refused a kernel; the message is its log, with file and line."""
-
-
-REGISTERS = 65536
-"""Of a multiprocessor."""
-
-BLOCKS = {(7, 5): 16, (8, 6): 16, (8, 9): 24}
-"""That fit on a multiprocessor, by compute capability; else BLOCKS_ELSE."""
-BLOCKS_ELSE = 32
 
 
 @dataclass(frozen=True)
@@ -148,23 +139,6 @@ def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Re
     if shared_bytes and architecture >= 90:
         shared_bytes -= RESERVED_SHARED_BYTES
     return Resources(registers, stack_bytes, shared_bytes)
-
-
-def resident_threads(plan: Plan, needed: Resources, device: Device = H200) -> int:
-    """Count the threads that fit on a multiprocessor at a time."""
-    threads = prod(plan.block)
-    warps = -(-threads // 32)
-    # Registers are given to warps 256 at a time, by each of the four schedulers from a quarter of its own.
-    warps_of_scheduler = REGISTERS // 4 // (-(-needed.registers * 32 // 256) * 256)
-    reserved = RESERVED_SHARED_BYTES if device.compute_capability >= (8, 0) else 0
-    shared_bytes = needed.shared_bytes + reserved
-    blocks = min(
-        BLOCKS.get(device.compute_capability, BLOCKS_ELSE),
-        device.threads_per_multiprocessor // threads,
-        4 * warps_of_scheduler // warps,
-        device.shared_bytes // shared_bytes if shared_bytes else BLOCKS_ELSE,
-    )
-    return blocks * threads
 
 
 def architecture_of(device: Device) -> int:
