@@ -209,6 +209,8 @@ class _Reader:
         flags = NEGATIVE * text.startswith("-") | INVERTED * text.startswith("~")
         bare = text.lstrip("-~")
         if bare.startswith("|"):
+            if double:
+                raise self.unknown()
             flags, bare = flags | ABSOLUTE, bare.replace("|", "")
         if found := re.fullmatch(r"(U?)R(\d+|Z)(?:\.(H0_H0|H1_H1|B[0-3]|F32|64|X\d+|U32))?", bare):
             part = {None: 0, "H1_H1": 16, "B1": 8, "B2": 16, "B3": 24}.get(found[3], 0)
@@ -217,7 +219,9 @@ class _Reader:
         if found := re.fullmatch(r"c\[0x([02])\]\[(0x[0-9a-f]+)\]", bare):
             return _Source(CONSTANT, 0, flags, 0, int(found[2], 16) + (COMPILERS_BANK if found[1] == "2" else 0))
         if real or double:
-            return _Source(IMMEDIATE, 0, 0, 0, _real_bits(text, double))
+            value = np.array([float(text.replace("QNAN", "NAN"))], np.float64 if double else np.float32)
+            low, *high = value.view(np.uint32).tolist()
+            return _Source(IMMEDIATE, 0, 0, 0, 0 if double else low, *high)  # of a double the upper half alone
         if re.fullmatch(r"0x[0-9a-f]+|\d+", bare):
             return _Source(IMMEDIATE, 0, 0, 0, int(text.lstrip("~"), 0) % 2**32 ^ (0xFFFFFFFF if "~" in text else 0))
         raise self.unknown()
@@ -591,12 +595,6 @@ class _Reader:
             raise self.unknown()
 
     _ldcu = _ldc
-
-
-def _real_bits(text: str, double: bool) -> int:
-    """Give the bits of a number as an instruction holds them: of a double, the upper half."""
-    value = float(text.replace("QNAN", "NAN"))
-    return int(np.float64(value).view(np.uint64)) >> 32 if double else int(np.float32(value).view(np.uint32))
 
 
 @cache

@@ -254,26 +254,19 @@ struct Pairs {
     uint64_t inverted, negative;
 };
 
-// A double is negated and made absolute by its sign; an immediate one is given by its upper half.
 struct Doubles {
     Doubles(Warp& warp, const Source& source)
-        : pairs(warp, {source.from, source.index, 0, 0, source.value, 0})
+        : pairs(warp, {source.from, source.index, 0, 0, source.value, source.high}),
+          negative(source.flags & kNegative)
     {
-        immediate = From(source.from) == From::immediate;
-        flags = source.flags;
     }
     double operator[](uint32_t lane) const
     {
-        uint64_t bits = immediate ? uint64_t(pairs.low[lane]) << 32 : pairs[lane];
-        if (flags & kAbsolute)
-            bits &= ~(uint64_t(1) << 63);
-        if (flags & kNegative)
-            bits ^= uint64_t(1) << 63;
-        return as_double(bits);
+        const double value = as_double(pairs[lane]);
+        return negative ? -value : value;
     }
     Pairs pairs;
-    bool immediate;
-    uint8_t flags;
+    bool negative;
 };
 
 void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t active, uint32_t word = 0)
@@ -491,6 +484,16 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     const auto make = [&](auto function, const auto*... words) {
         each(warp, what, active, [=](uint32_t lane) { return function(words[lane]...); });
     };
+    // Puts the lower halves of sums, and says in predicates whether the upper one is at least one, or two.
+    const auto put_and_carry = [&](auto sum) {
+        uint64_t sums[kLanes];
+        for (uint32_t lane = 0; lane < kLanes; ++lane)
+            sums[lane] = sum(lane);
+        each(warp, what, active, [&](uint32_t lane) { return uint32_t(sums[lane]); });
+        for (uint32_t number = 0; number < 2; ++number)
+            warp.set(what.to_predicate[number],
+                     lanes_where([&](uint32_t lane) { return sums[lane] >> 32 > number; }), active);
+    };
     const auto compare = [&](auto function) {
         const uint32_t holds = lanes_where(function), with = given(0);
         warp.set(what.to_predicate[0], combine(mode[2], holds, with), active);
@@ -543,20 +546,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         }
         const uint32_t first = carries ? given(0) : 0, second = carries ? given(1) : 0;
         const int shift = shifts ? mode[0] : 0;
-        Words result;
-        uint32_t once = 0, twice = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            uint64_t sum = ones + (first >> lane & 1) + (second >> lane & 1);
-            sum += (words[0][lane] << shift) ^ inverted[0];
-            sum += words[1][lane] ^ inverted[1];
-            sum += words[2][lane] ^ inverted[2];
-            result[lane] = uint32_t(sum);
-            once |= uint32_t(sum >> 32 >= 1) << lane;
-            twice |= uint32_t(sum >> 32 >= 2) << lane;
-        }
-        put(warp, what, result, active);
-        warp.set(what.to_predicate[0], once, active);
-        return warp.set(what.to_predicate[1], twice, active);
+        return put_and_carry([&](uint32_t lane) {
+            const uint64_t carried = ones + (first >> lane & 1) + (second >> lane & 1);
+            return carried + ((words[0][lane] << shift) ^ inverted[0]) + (words[1][lane] ^ inverted[1]) +
+                   (words[2][lane] ^ inverted[2]);
+        });
     }
     case Op::iadd_wide: {
         const Pairs a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
@@ -567,17 +561,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         const bool extended = mode[1];
         const int shift = mode[0];
         const uint32_t carry = mode[2] ? given(0) : 0;
-        Words result;
-        uint32_t overflow = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        return put_and_carry([&](uint32_t lane) {
             const uint64_t wide =
                 extended ? uint64_t(int64_t(int32_t(a[lane]))) : uint64_t(c[lane]) << 32 | a[lane];
-            const uint64_t sum = (wide << shift >> 32) + b[lane] + (carry >> lane & 1);
-            result[lane] = uint32_t(sum);
-            overflow |= uint32_t(sum >> 32) << lane;
-        }
-        put(warp, what, result, active);
-        return warp.set(what.to_predicate[0], overflow, active);
+            return (wide << shift >> 32) + b[lane] + (carry >> lane & 1);
+        });
     }
     case Op::lop3: {
         const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
