@@ -131,8 +131,11 @@ ROUNDINGS = {"RN": 0, "RM": 1, "RP": 2, "RZ": 3}
 
 CONTROL = {"EXIT": "exit", "BRA": "bra", "BSSY": "bssy", "BSYNC": "bsync", "BREAK": "breaks", "CALL": "call"}
 
-KNOWN_WIDE = ("IADD", "IADD3", "IMNMX", "ISETP", "LDC", "LDCU", "MOV", "SEL", "SHF")
-"""What there is for 64 bits too, and is read here."""
+WIDE = {"IADD": ("iadd_wide", 2), "IADD3": ("iadd_wide", 3), "MOV": ("iadd_wide", 1), "SEL": ("sel_wide", 2)}
+"""Operations on integers of 64 bits, as there are from compute capability 12.0 on, and their sources."""
+
+KNOWN_WIDE = ("IMNMX", "ISETP", "LDC", "LDCU", "SHF")
+"""What else there is for 64 bits too, and is read here."""
 
 WITHOUT_EFFECT = ("NOP", "BMOV", "YIELD", "DEPBAR", "ERRBAR", "MEMBAR", "CCTL", "WARPSYNC.ALL")
 """What changes nothing for warps that run one at a time, or (BMOV.CLEAR) only a register that the next BSSY sets."""
@@ -242,7 +245,7 @@ class _Reader:
     # ---- groups of instructions
 
     def read(self) -> _Instruction:
-        name = self.base
+        name, plain = self.base, self.base.removeprefix("U")
         if any(self.line.name == known or self.line.name.startswith(f"{known}.") for known in WITHOUT_EFFECT):
             self.operation("nop")
             return self.made
@@ -250,8 +253,9 @@ class _Reader:
             self._control()
         elif name in ("LDG", "LDS", "LDL", "STG", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG"):
             self._memory()
+        elif plain in WIDE and self.modifiers == ["64"]:
+            self._wide(*WIDE[plain])
         else:
-            plain = name.removeprefix("U") if name.startswith("U") else name
             reader = getattr(self, f"_{plain.lower()}", None) or getattr(self, f"_{name.lower()}", None)
             if reader is None or (self.has("64", "S64", "U64") and plain not in KNOWN_WIDE):
                 raise self.unknown()
@@ -325,8 +329,6 @@ class _Reader:
         self.mode(*mode)
 
     def _mov(self) -> None:
-        if self.has("64"):
-            return self._wide("iadd_wide", 1)
         self.operands = self.operands[:2]  # behind them is the mask of lanes' bytes, always all
         self._plain("mov", 1)
 
@@ -342,7 +344,7 @@ class _Reader:
         self.mode(*(not self.has("U32"), carries) if wide or high else (carries,))
 
     def _wide(self, operation: str, sources: int) -> None:
-        """Read an operation on integers of 64 bits, as there are from compute capability 12.0 on."""
+        """Read an operation on integers of 64 bits."""
         self.operation(operation)
         self.to_predicates()
         self.to_register()
@@ -350,14 +352,7 @@ class _Reader:
         self.take_wide(sources)
         self.from_predicates()
 
-    def _iadd(self) -> None:
-        if self.modifiers != ["64"]:
-            raise self.unknown()
-        self._wide("iadd_wide", 2)
-
     def _iadd3(self) -> None:
-        if self.modifiers == ["64"]:
-            return self._wide("iadd_wide", 3)
         self.operation("iadd3")
         self.to_register()
         self.to_predicates()
@@ -431,8 +426,6 @@ class _Reader:
     _dsetp = _fsetp
 
     def _sel(self) -> None:
-        if self.has("64"):
-            return self._wide("sel_wide", 2)
         is_real = self.base == "FSEL"
         self._plain("fsel" if is_real else "sel", 2, real=is_real)
 
