@@ -180,29 +180,15 @@ template <typename Real> inline __device__ Complex<Real> add(Complex<Real> sum, 
 
 // The only products and quotients of elements, each rounded by itself: never fused with an addition, as `*`
 // would be, and with denormals. Integers and bool have neither.
-#ifdef HOSTCUDA
-inline float multiply(float a, float b)
-{
-    return a * b;
-}
-inline double multiply(double a, double b)
-{
-    return a * b;
-}
-inline float divide(float a, float b)
-{
-    return a / b;
-}
-inline double divide(double a, double b)
-{
-    return a / b;
-}
-#else
 inline __device__ float multiply(float a, float b)
 {
+#ifdef HOSTCUDA
+    return a * b;
+#else
     float product;
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
     return product;
+#endif
 }
 inline __device__ double multiply(double a, double b)
 {
@@ -210,15 +196,18 @@ inline __device__ double multiply(double a, double b)
 }
 inline __device__ float divide(float a, float b)
 {
+#ifdef HOSTCUDA
+    return a / b;
+#else
     float quotient;
     asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
     return quotient;
+#endif
 }
 inline __device__ double divide(double a, double b)
 {
     return __ddiv_rn(a, b);
 }
-#endif
 template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)
 {
     return {multiply(a.real, b), multiply(a.imaginary, b)};
@@ -232,13 +221,11 @@ template <typename Real> inline __device__ Complex<Real> divide(Complex<Real> a,
 
 #ifdef HOSTCUDA
 template <int bytes> using AliasedWord __attribute__((may_alias)) = Word<bytes>;
-template <int bytes>
-inline Word<bytes> load_word_if(const void* address, bool guard, Word<bytes> otherwise = Word<bytes>())
-{
-    return guard ? *static_cast<const AliasedWord<bytes>*>(address) : otherwise;
-}
 #else
 template <int bytes> using AliasedWord = Word<bytes>;
+#endif
+template <int bytes> using InRegisters = Word<(bytes < 4 ? 4 : bytes)>;
+
 // What a load brings to the L2 cache with its own sectors. A kernel whose threads read lines whole defines the
 // rest of the line: an H100 was faster then, and slower where lines are read in part.
 #ifndef L2_FETCH
@@ -248,50 +235,38 @@ template <int bytes> using AliasedWord = Word<bytes>;
 // word is set before the address is read, so it is marked (&) to share no register with it.
 template <int bytes>
 inline __device__ Word<bytes> load_word_if(const void* address, bool guard,
-                                           Word<bytes> otherwise = Word<bytes>());
-template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool guard, Word<1> otherwise)
+                                           Word<bytes> otherwise = Word<bytes>())
 {
-    unsigned word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u8 %0, [%1];}"
-        : "=&r"(word)
-        : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
-    __builtin_assume(word < 256);
-    return static_cast<Word<1>>(word);
-}
-template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard, Word<2> otherwise)
-{
-    unsigned word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u16 %0, [%1];}"
-        : "=&r"(word)
-        : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
-    return static_cast<Word<2>>(word);
-}
-template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool guard, Word<4> otherwise)
-{
-    Word<4> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u32 %0, [%1];}"
-        : "=&r"(word)
-        : "l"(address), "r"(int(guard)), "r"(otherwise));
-    return word;
-}
-template <> inline __device__ Word<8> load_word_if<8>(const void* address, bool guard, Word<8> otherwise)
-{
-    Word<8> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
-        : "=&l"(word)
-        : "l"(address), "r"(int(guard)), "l"(otherwise));
-    return word;
-}
-template <> inline __device__ Word<16> load_word_if<16>(const void* address, bool guard, Word<16> otherwise)
-{
-    Word<16> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, %4; mov.b64 %1, %5; "
-        "@p ld.global.nc" L2_FETCH ".v2.u64 {%0, %1}, [%2];}"
-        : "=&l"(word.low), "=&l"(word.high)
-        : "l"(address), "r"(int(guard)), "l"(otherwise.low), "l"(otherwise.high));
-    return word;
-}
+#ifdef HOSTCUDA
+    return guard ? *static_cast<const AliasedWord<bytes>*>(address) : otherwise;
+#else
+    InRegisters<bytes> word;
+    if constexpr (bytes == 16)
+        asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, %4; mov.b64 %1, %5; "
+            "@p ld.global.nc" L2_FETCH ".v2.u64 {%0, %1}, [%2];}"
+            : "=&l"(word.low), "=&l"(word.high)
+            : "l"(address), "r"(int(guard)), "l"(otherwise.low), "l"(otherwise.high));
+    else if constexpr (bytes == 8)
+        asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
+            : "=&l"(word)
+            : "l"(address), "r"(int(guard)), "l"(otherwise));
+    else if constexpr (bytes == 4)
+        asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u32 %0, [%1];}"
+            : "=&r"(word)
+            : "l"(address), "r"(int(guard)), "r"(otherwise));
+    else if constexpr (bytes == 2)
+        asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u16 %0, [%1];}"
+            : "=&r"(word)
+            : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
+    else
+        asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc" L2_FETCH ".u8 %0, [%1];}"
+            : "=&r"(word)
+            : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
+    if constexpr (bytes == 1)
+        __builtin_assume(word < 256);
+    return static_cast<Word<bytes>>(word);
 #endif
+}
 
 // The element at an address where the guard holds, else another, zero; the address is then never touched. For
 // arrays that the kernel does not write.
@@ -305,34 +280,26 @@ inline __device__ Element load_if(const Element* address, bool guard, Element ot
 // A word where the guard holds, else anything: nothing is zeroed before it is loaded.
 template <int bytes> inline __device__ Word<bytes> load_word_or_any(const void* address, bool guard)
 {
+#ifndef HOSTCUDA
+    if constexpr (bytes >= 4) {
+        Word<bytes> word;
+        if constexpr (bytes == 16)
+            asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.nc" L2_FETCH ".v2.u64 {%0, %1}, [%2];}"
+                : "=l"(word.low), "=l"(word.high)
+                : "l"(address), "r"(int(guard)));
+        else if constexpr (bytes == 8)
+            asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
+                : "=l"(word)
+                : "l"(address), "r"(int(guard)));
+        else
+            asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc" L2_FETCH ".u32 %0, [%1];}"
+                : "=r"(word)
+                : "l"(address), "r"(int(guard)));
+        return word;
+    }
+#endif
     return load_word_if<bytes>(address, guard);
 }
-#ifndef HOSTCUDA
-template <> inline __device__ Word<4> load_word_or_any<4>(const void* address, bool guard)
-{
-    Word<4> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc" L2_FETCH ".u32 %0, [%1];}"
-        : "=r"(word)
-        : "l"(address), "r"(int(guard)));
-    return word;
-}
-template <> inline __device__ Word<8> load_word_or_any<8>(const void* address, bool guard)
-{
-    Word<8> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
-        : "=l"(word)
-        : "l"(address), "r"(int(guard)));
-    return word;
-}
-template <> inline __device__ Word<16> load_word_or_any<16>(const void* address, bool guard)
-{
-    Word<16> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.nc" L2_FETCH ".v2.u64 {%0, %1}, [%2];}"
-        : "=l"(word.low), "=l"(word.high)
-        : "l"(address), "r"(int(guard)));
-    return word;
-}
-#endif
 
 // Consecutive elements, 16 bytes at most in all, as one word where the guard holds, else zero; the address is
 // a multiple of its size.
@@ -359,35 +326,29 @@ template <int bytes> inline __device__ Word<bytes> load_word_here_if(const void*
     return load_word_if<bytes>(address, guard);
 #else
     const unsigned loads = guard;
-    if constexpr (bytes == 16) {
-        Word<16> word;
+    InRegisters<bytes> word;
+    if constexpr (bytes == 16)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0; "
                      "@p ld.global.v2.u64 {%0, %1}, [%2];}"
                      : "=&l"(word.low), "=&l"(word.high)
                      : "l"(address), "r"(loads));
-        return word;
-    } else if constexpr (bytes == 8) {
-        Word<8> word;
+    else if constexpr (bytes == 8)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.u64 %0, [%1];}"
                      : "=&l"(word)
                      : "l"(address), "r"(loads));
-        return word;
-    } else {
-        unsigned word;
-        if constexpr (bytes == 4)
-            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u32 %0, [%1];}"
-                         : "=&r"(word)
-                         : "l"(address), "r"(loads));
-        else if constexpr (bytes == 2)
-            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u16 %0, [%1];}"
-                         : "=&r"(word)
-                         : "l"(address), "r"(loads));
-        else
-            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u8 %0, [%1];}"
-                         : "=&r"(word)
-                         : "l"(address), "r"(loads));
-        return static_cast<Word<bytes>>(word);
-    }
+    else if constexpr (bytes == 4)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u32 %0, [%1];}"
+                     : "=&r"(word)
+                     : "l"(address), "r"(loads));
+    else if constexpr (bytes == 2)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u16 %0, [%1];}"
+                     : "=&r"(word)
+                     : "l"(address), "r"(loads));
+    else
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u8 %0, [%1];}"
+                     : "=&r"(word)
+                     : "l"(address), "r"(loads));
+    return static_cast<Word<bytes>>(word);
 #endif
 }
 
@@ -409,37 +370,25 @@ template <typename Element> inline __device__ void keep(Element*& address)
 }
 
 // The same of a number, which may be part of an address.
-inline __device__ void keep(unsigned& number)
+template <typename Number> inline __device__ void keep(Number& number)
 {
 #ifndef HOSTCUDA
-    asm("" : "+r"(number));
-#endif
-}
-inline __device__ void keep(int& number)
-{
-#ifndef HOSTCUDA
-    asm("" : "+r"(number));
-#endif
-}
-inline __device__ void keep(long long& number)
-{
-#ifndef HOSTCUDA
-    asm("" : "+l"(number));
+    if constexpr (sizeof(Number) == 8)
+        asm("" : "+l"(number));
+    else
+        asm("" : "+r"(number));
 #endif
 }
 
 // Keeps what is made of a number from being made before: in registers that it would need from
 // there on, or, of a step between addresses, in more instructions than where it is lengthened beside its use.
-inline __device__ void keep_here(int& number)
+template <typename Number> inline __device__ void keep_here(Number& number)
 {
 #ifndef HOSTCUDA
-    asm volatile("" : "+r"(number));
-#endif
-}
-inline __device__ void keep_here(long long& number)
-{
-#ifndef HOSTCUDA
-    asm volatile("" : "+l"(number));
+    if constexpr (sizeof(Number) == 8)
+        asm volatile("" : "+l"(number));
+    else
+        asm volatile("" : "+r"(number));
 #endif
 }
 
@@ -453,36 +402,26 @@ template <typename Element> inline __device__ void keep_shared(Element*& address
 #endif
 }
 
-#ifdef HOSTCUDA
-template <int bytes> inline void store_word(void* address, Word<bytes> word)
-{
-    *static_cast<AliasedWord<bytes>*>(address) = word;
-}
-#else
 // One store as wide as the word, at a multiple of its size in an array: from `=` the compiler makes two
 // halves where it has them in registers.
-template <int bytes> inline __device__ void store_word(void* address, Word<bytes> word);
-template <> inline __device__ void store_word<1>(void* address, Word<1> word)
+template <int bytes> inline __device__ void store_word(void* address, Word<bytes> word)
 {
-    asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "r"(unsigned(word)) : "memory");
-}
-template <> inline __device__ void store_word<2>(void* address, Word<2> word)
-{
-    asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(word) : "memory");
-}
-template <> inline __device__ void store_word<4>(void* address, Word<4> word)
-{
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
-}
-template <> inline __device__ void store_word<8>(void* address, Word<8> word)
-{
-    asm volatile("st.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
-}
-template <> inline __device__ void store_word<16>(void* address, Word<16> word)
-{
-    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(word.low), "l"(word.high) : "memory");
-}
+#ifdef HOSTCUDA
+    *static_cast<AliasedWord<bytes>*>(address) = word;
+#else
+    if constexpr (bytes == 16)
+        asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(word.low), "l"(word.high)
+                     : "memory");
+    else if constexpr (bytes == 8)
+        asm volatile("st.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
+    else if constexpr (bytes == 4)
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+    else if constexpr (bytes == 2)
+        asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(word) : "memory");
+    else
+        asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "r"(unsigned(word)) : "memory");
 #endif
+}
 
 template <typename Element> inline __device__ void store(Element* address, Element element)
 {
@@ -522,16 +461,6 @@ inline __device__ bool within(Offset value, Offset extent)
     return UnsignedOffset(value) < UnsignedOffset(extent);
 }
 
-#ifdef HOSTCUDA
-inline unsigned multiply_high(unsigned a, unsigned b)
-{
-    return (unsigned long long)(a)*b >> 32;
-}
-inline unsigned long long multiply_high(unsigned long long a, unsigned long long b)
-{
-    return (unsigned __int128)(a)*b >> 64;
-}
-#else
 inline __device__ unsigned multiply_high(unsigned a, unsigned b)
 {
     return __umulhi(a, b);
@@ -540,7 +469,6 @@ inline __device__ unsigned long long multiply_high(unsigned long long a, unsigne
 {
     return __umul64hi(a, b);
 }
-#endif
 
 // Division of any n >= 0 by a number known on the host, in two instructions: gpufold/gpu/parameters.py makes
 // the constants.

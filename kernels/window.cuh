@@ -19,27 +19,20 @@ struct Weights {
 // A weight, or zero where it must not count, by a shift that clears all its bits. `?:` would keep the
 // condition in a predicate until the weight has arrived; a thread has few predicates, and its loads would
 // wait.
+template <typename Real> inline __device__ Real or_zero(Real weight, bool counts)
+{
 #ifdef HOSTCUDA
-template <typename Real> inline Real or_zero(Real weight, bool counts)
-{
     return counts ? weight : Real(0);
-}
 #else
-inline __device__ float or_zero(float weight, bool counts)
-{
-    unsigned word = bit_cast<unsigned>(weight);
-    const unsigned distance = counts ? 0 : 32;
-    asm("shl.b32 %0, %0, %1;" : "+r"(word) : "r"(distance));
-    return bit_cast<float>(word);
-}
-inline __device__ double or_zero(double weight, bool counts)
-{
-    unsigned long long word = bit_cast<unsigned long long>(weight);
-    const unsigned distance = counts ? 0 : 64;
-    asm("shl.b64 %0, %0, %1;" : "+l"(word) : "r"(distance));
-    return bit_cast<double>(word);
-}
+    auto word = bit_cast<Word<sizeof(Real)>>(weight);
+    const unsigned distance = counts ? 0 : 8 * sizeof(Real);
+    if constexpr (sizeof(Real) == 4)
+        asm("shl.b32 %0, %0, %1;" : "+r"(word) : "r"(distance));
+    else
+        asm("shl.b64 %0, %0, %1;" : "+l"(word) : "r"(distance));
+    return bit_cast<Real>(word);
 #endif
+}
 
 // Weights that sums are divided by: the magnitude of one that is not zero counts as 2^-exponent at least, in
 // double precision as 2^(-10 exponent), so that no product of them is lost. Integers compare as magnitudes.

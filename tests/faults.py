@@ -85,9 +85,9 @@ FAULTS = (
           "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[double]"),
     Fault("a word zeroed in the register of its address", "kernels/common.cuh",
           """mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
-        : "=&l"(word)""",
+            : "=&l"(word)""",
           """mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
-        : "=l"(word)""",
+            : "=l"(word)""",
           SOURCES + "outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them[common.cuh]"),
     Fault("an annotation that nvcc ignores", "kernels/positions.cuh", "    TapWeight() = default;",
           "    __device__ TapWeight() = default;",
@@ -174,11 +174,11 @@ FAULTS = (
         Fault(
             f"{bits} bits of a weight that are not shifted out where its tap does not exist",
             "kernels/window.cuh",
-            f"counts ? 0 : {bits};",
-            "0;",
+            f'"+{register}"(word) : "r"(distance)',
+            f'"+{register}"(word) : "r"(0)',
             f"tests/test_ptx.py::test_machine_code_gives_the_bits_of_the_numpy_path[awkward-{name}weights-90]",
         )
-        for bits, name in ((32, ""), (64, "double-"))
+        for bits, register, name in ((32, "r", ""), (64, "l", "double-"))
     ),
     Fault("a last row of blocks that is left out", "kernels/col2im_gather_blocks.cu",
           "if (within(block, p.blocks[above]))", "if (within(block, p.blocks[above] - 1))",
@@ -254,8 +254,8 @@ INLINE_PTX = {
         ("mov.b32 %0, %3; @p ld.global.nc.u32", "mov.b32 %0, 1; @p ld.global.nc.u32", "col2im_gather"),
         ("mov.b64 %0, %3; @p ld.global.nc.u64", "mov.b64 %0, 1; @p ld.global.nc.u64", "zeros-of-pads"),
         (
-            '%5; "\n        "@p ld.global.nc.v2.u64 {%0',
-            '%5; "\n        "@p ld.global.nc.v2.u64 {%1',
+            '%5; "\n            "@p ld.global.nc.v2.u64 {%0',
+            '%5; "\n            "@p ld.global.nc.v2.u64 {%1',
             "words-of-pixels",
         ),
         *(
