@@ -364,8 +364,6 @@ def forget_device_arrays() -> None:
 
 def pads_of(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
     """Return what is added before and after each of the last axes."""
-    if isinstance(geometry, SpaceGeometry):
-        return list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
     return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
 
 
@@ -382,14 +380,12 @@ def padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
 
 def cropped(image: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
     """View the last axes of a padded image without what is around it."""
-    sizes = geometry.space_size if isinstance(geometry, SpaceGeometry) else geometry.image_size
-    spans = (slice(begin, begin + size) for (begin, _), size in zip(pads_of(geometry), sizes, strict=True))
-    return image[(..., *spans)]
+    return image[(..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in geometry.axes))]
 
 
 def space_of(geometry: SpaceGeometry) -> tuple[int, ...]:
     """Return the shape of space before it is cropped."""
-    return geometry.batch, *(count * block for count, block in zip(geometry.grid, geometry.block, strict=True))
+    return geometry.batch, *(axis.padded_size for axis in geometry.axes)
 
 
 def permuted(problem: Problem, data: Any) -> Any:

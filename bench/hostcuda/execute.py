@@ -146,13 +146,13 @@ def scratch_of(plan: Plan) -> NDArray:
 def launch_in_place(path: Path, grid: Size3, block: Size3, values: Sequence[bytes]) -> None:
     """Launch a plain build on memory where it lies: every argument is the bytes that the kernel takes for it."""
     kernel = module.load(path, build_runtime("plain"))
-    kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
-    _call(kernel, module.Launch(kernel.module, grid=grid, block=block), kept)
+    _call(kernel, module.Launch(kernel.module, grid=grid, block=block), values)
 
 
-def _call(kernel: module.Kernel, what: module.Launch, values: Sequence[Any]) -> None:
+def _call(kernel: module.Kernel, what: module.Launch, values: Sequence[bytes]) -> None:
     message = ctypes.create_string_buffer(4096)
-    what.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
+    what.arguments = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
     what.message, what.message_size = ctypes.addressof(message), len(message)
     with _one_at_a_time:
         kernel.runtime.hostcuda_launch(ctypes.byref(what))
@@ -185,13 +185,9 @@ def _run_here(
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         if (argument is None or isinstance(argument, Placed)) != bool(parameter.pointer):
             raise TypeError(f"argument {i} must be {'an array' if parameter.pointer else 'a value'}")
-        if isinstance(argument, Placed):
-            values.append(argument.pointer)
-        else:
-            data = bytes_of(argument, parameter.size)
-            if len(data) != parameter.size:
-                raise TypeError(f"argument {i} must have {parameter.size} bytes, given are {len(data)}")
-            values.append(ctypes.create_string_buffer(data, len(data)))
+        values.append(bytes_of(argument, parameter.size))
+        if len(values[i]) != parameter.size:
+            raise TypeError(f"argument {i} must have {parameter.size} bytes, given are {len(values[i])}")
         for placed in arrays_of(argument):
             writable = parameter.pointer == module.POINTER
             array = module.Array(placed.start, placed.start + placed.memory.size, i, writable, placed.pointer)
