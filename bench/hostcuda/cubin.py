@@ -158,8 +158,19 @@ def instructions(
     source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS, flush: bool = True
 ) -> tuple[Instruction, ...]:
     """Compile a kernel and list its machine code."""
-    cubin = compile(source, defines, architecture, kernels, flush, symbol)
-    return tuple(_instructions(_read(cubin, "nvdisasm", "-c"), symbol))
+    listing = _read(compile(source, defines, architecture, kernels, flush, symbol), "nvdisasm", "-c")
+    of_kernel = re.search(rf"^\.text\.{symbol}:$(.*?)(?=^\.text\.|\Z)", listing, re.MULTILINE | re.DOTALL)
+    if not of_kernel:
+        raise CompileError(f"no machine code of {symbol}")
+    listed, labels = [], []
+    for line in of_kernel[1].splitlines():
+        if found := re.match(r"^([.$][\w$]+):", line):
+            labels.append(found[1])
+        elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@(!?U?P\w+) )?\s*([A-Z][\w.]*)\s*(.*?)\s*;", line):
+            operands = tuple(operand.strip() for operand in found[3].split(",")) if found[3] else ()
+            listed.append(Instruction(tuple(labels), found[1], found[2], operands))
+            labels = []
+    return tuple(listed)
 
 
 def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS) -> bytes:
@@ -195,19 +206,3 @@ class Instruction:
     """The predicate without which it does nothing, such as P0 or !UP1."""
     name: str
     operands: tuple[str, ...]
-
-
-def _instructions(assembly: str, symbol: str) -> list[Instruction]:
-    """Take a kernel's instructions out of nvdisasm's listing."""
-    section = re.search(rf"^\.text\.{symbol}:$(.*?)(?=^\.text\.|\Z)", assembly, re.MULTILINE | re.DOTALL)
-    if not section:
-        raise CompileError(f"no machine code of {symbol}")
-    instructions, labels = [], []
-    for line in section[1].splitlines():
-        if found := re.match(r"^([.$][\w$]+):", line):
-            labels.append(found[1])
-        elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@(!?U?P\w+) )?\s*([A-Z][\w.]*)\s*(.*?)\s*;", line):
-            operands = tuple(operand.strip() for operand in found[3].split(",")) if found[3] else ()
-            instructions.append(Instruction(tuple(labels), found[1], found[2], operands))
-            labels = []
-    return instructions
