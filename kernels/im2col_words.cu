@@ -105,8 +105,8 @@ inline __device__ void store_line(Scalar* columns, const Line& line, Offset firs
 }
 
 template <int planes>
-inline __device__ void take(const Block& block, const Scalar* image, Scalar* columns, const Weights& window,
-                            const Parameters& parameters)
+inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
+                                     const Weights& window, const Parameters& parameters)
 {
     const Offset pixel = block.pixel[last_axis], first = pixel + parameters.pad[last_axis];
 #pragma unroll 1
@@ -128,26 +128,11 @@ inline __device__ void take(const Block& block, const Scalar* image, Scalar* col
     }
 }
 
-// Takes all planes, `at_once` of them in flight together; the rest by halves.
-template <int at_once>
-inline __device__ void take_all(const Block& block, const Scalar* image, Scalar* columns, Offset planes,
-                                const Weights& window, const Parameters& parameters)
-{
-#pragma unroll 1
-    for (; planes >= at_once; planes -= at_once) {
-        take<at_once>(block, image, columns, window, parameters);
-        image += at_once * parameters.image_plane_step;
-        columns += at_once * parameters.columns_plane_step;
-    }
-    if constexpr (at_once > 1)
-        take_all<at_once / 2>(block, image, columns, planes, window, parameters);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, resident_words)
     im2col_words(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                  const Parameters parameters)
 {
     const Block block = this_block(image, columns, parameters);
     if (block.exists)
-        take_all<planes_at_once>(block, block.image, block.columns, block.planes, window, parameters);
+        unfold_by_halves<planes_at_once>(block, block.image, block.columns, block.planes, window, parameters);
 }

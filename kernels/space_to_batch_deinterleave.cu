@@ -68,8 +68,8 @@ inline __device__ void take_apart(Elements& elements)
 }
 
 template <int planes>
-inline __device__ void move(const Block& block, const Scalar* space, Scalar* batch,
-                            const Parameters& parameters)
+inline __device__ void unfold_planes(const Block& block, const Scalar* space, Scalar* batch,
+                                     const Weights& window, const Parameters& parameters)
 {
     const bool in_row = within(block.pixel[last_axis], parameters.size[last_axis]);
     const Offset word = block.pixel[last_axis] + parameters.pad[last_axis]; // its first pixel
@@ -77,7 +77,7 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
     const bool begins_block = word < (parameters.blocks[last_axis].divisor - 1) * word_pixels;
 #pragma unroll 1
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        const Chunk chunk = chunk_of(block, number, {}, parameters);
+        const Chunk chunk = chunk_of(block, number, window, parameters);
         Elements elements[planes];
         const Scalar* source = space + chunk.image_offset;
 #pragma unroll
@@ -110,21 +110,6 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
     }
 }
 
-// Moves all planes, `at_once` of them in flight together; the rest by halves.
-template <int at_once>
-inline __device__ void move_all(const Block& block, const Scalar* space, Scalar* batch, Offset planes,
-                                const Parameters& parameters)
-{
-#pragma unroll 1
-    for (; planes >= at_once; planes -= at_once) {
-        move<at_once>(block, space, batch, parameters);
-        space += at_once * parameters.image_plane_step;
-        batch += at_once * parameters.columns_plane_step;
-    }
-    if constexpr (at_once > 1)
-        move_all<at_once / 2>(block, space, batch, planes, parameters);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     space_to_batch_deinterleave(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                                 const Parameters parameters)
@@ -132,5 +117,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     const Block block = this_block(space, batch, parameters);
     if (!block.exists)
         return;
-    move_all<planes_at_once>(block, block.image, block.columns, block.planes, parameters);
+    unfold_by_halves<planes_at_once>(block, block.image, block.columns, block.planes, {}, parameters);
 }

@@ -129,6 +129,27 @@ inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, 
     return separable && Weights::count > 1 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
 }
 
+// ---- words: a kernel says what a thread does with some planes ---------------------------------------
+
+template <int planes>
+inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
+                                     const Weights& window, const Parameters& parameters);
+
+// Serves all planes, `at_once` of them in flight together; the rest by halves.
+template <int at_once>
+inline __device__ void unfold_by_halves(const Block& block, const Scalar* image, Scalar* columns,
+                                        Offset planes, const Weights& window, const Parameters& parameters)
+{
+#pragma unroll 1
+    for (; planes >= at_once; planes -= at_once) {
+        unfold_planes<at_once>(block, image, columns, window, parameters);
+        image += at_once * parameters.image_plane_step;
+        columns += at_once * parameters.columns_plane_step;
+    }
+    if constexpr (at_once > 1)
+        unfold_by_halves<at_once / 2>(block, image, columns, planes, window, parameters);
+}
+
 // ---- per_block: a thread stores what it loads -----------------------------------------------------
 
 template <int planes>
