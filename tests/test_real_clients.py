@@ -5,22 +5,17 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
 from functools import partial
 from time import process_time
-from unittest.mock import MagicMock
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import gpufold
-from bench import clients
 from bench.clients import client
 
 torch = pytest.importorskip("torch")
-
-from test_torch_trace import exported, traced  # noqa: E402
 
 pytestmark = [
     pytest.mark.peer("torch"),
@@ -332,118 +327,20 @@ def test_deepinv_s_bm3d_aggregates_by_weights_of_blocks(monkeypatch, channels):
 
 
 # ---------------------------------------------------------------------------------------------
-# Models whose F.fold and F.unfold are gpufold's: their weights are random
+# Vocos
 
 
-class Model(torch.nn.Module):
-    """A network of a library as a function of one tensor, which has a gradient."""
-
-    def __init__(self, network, call):
-        super().__init__()
-        self.network, self.call = network, call
-
-    def forward(self, given):
-        return self.call(self.network, given)
-
-
-def volo():
-    """Outlook attention: unfold, weigh, fold."""
-    with clients._stood_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "timm.data", MagicMock())  # names of data sets and transforms
-        from timm.models.volo import VOLO
-    sizes = {"img_size": 32, "embed_dims": (16, 16), "num_heads": (2, 2), "stem_hidden_dim": 8}
-    layers = {"layers": (1, 1), "downsamples": (True, False), "outlook_attention": (True, False)}
-    network = VOLO(**layers, **sizes, num_classes=5, patch_size=8, use_aux_head=False)
-    return network, torch.randn(2, 3, 32, 32)
-
-
-def convbert():
-    """Span-based dynamic convolution, from its embeddings on: torch.nn.functional.unfold of one axis."""
-    from transformers import ConvBertConfig, ConvBertModel
-
-    network = ConvBertModel(ConvBertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16,
-        embedding_size=8, max_position_embeddings=16))  # fmt: skip
-    return Model(network, lambda network, embedded: network(
-        inputs_embeds=embedded, attention_mask=torch.ones_like(embedded[..., 0])
-    ).last_hidden_state), torch.randn(2, 7, 8)  # fmt: skip
-
-
-def mobilevitv2():
-    """Separable self-attention over patches: unfold and fold."""
-    from transformers import MobileViTV2Config, MobileViTV2Model
-
-    network = MobileViTV2Model(MobileViTV2Config(
-        image_size=32, base_attn_unit_dims=[8, 8, 8], n_attn_blocks=[1, 1, 1], width_multiplier=0.25))  # fmt: skip
-    return Model(network, lambda network, pixels: network(pixels).last_hidden_state), torch.randn(1, 3, 64, 64)
-
-
-def vocos():
-    """A vocoder's head: an inverse short-time Fourier transform by two folds, of frames and their envelope."""
-    head = client("vocos.heads").ISTFTHead(dim=24, n_fft=96, hop_length=40, padding="same")
-    return head, torch.randn(2, 30, 24)
-
-
-PACKAGES = {volo: "timm", convbert: "transformers", mobilevitv2: "transformers"}
-MODELS = [
-    pytest.param(model, marks=[pytest.mark.peer(package), pytest.mark.all], id=model.__name__)
-    for model, package in PACKAGES.items()
-]
-
-
-@contextmanager
-def replaced():
-    """Have torch.nn.functional's fold and unfold be gpufold's, which note that they were called."""
-    called = []
-
-    def note(function, *given, **named):
-        called.append(function.__name__)
-        return function(*given, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("fold", "unfold"):
-            patch.setattr(torch.nn.functional, name, partial(note, getattr(gpufold.torch, name)))
-        yield called
-    assert called
-
-
-def made(model):
+@pytest.mark.peer("vocos")
+def test_a_vocoders_head_has_torchs_bits_forward_and_backward(monkeypatch):
+    """An inverse short-time Fourier transform by torch.nn.functional.fold, of frames and of their envelope."""
     torch.manual_seed(0)
-    network, given = model()
-    return network.eval(), given
-
-
-@pytest.mark.parametrize("model", [*MODELS, pytest.param(vocos, marks=pytest.mark.peer("vocos"), id="vocos")])
-def test_forward_and_backward_have_torchs_bits(model):
-    network, given = made(model)
-
-    def run():
-        network.zero_grad()
+    head = client("vocos.heads").ISTFTHead(dim=24, n_fft=96, hop_length=40, padding="same")
+    given, ours, results = torch.randn(2, 30, 24), Mock(wraps=gpufold.torch.fold), []
+    for fold in (torch.nn.functional.fold, ours):
+        monkeypatch.setattr(torch.nn.functional, "fold", fold)
         leaf = given.clone().requires_grad_()
-        result = network(leaf)
-        result.square().sum().backward()
-        weights = [each.grad.clone() for each in network.parameters() if each.grad is not None]
-        return [result.detach(), leaf.grad, *weights]
-
-    want = run()
-    with replaced():
-        got = run()
-    assert len(want) >= 3
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("recorder", "most"),
-    [
-        pytest.param(partial(traced, action="ignore"), 1e-6, id="trace"),  # torch.jit fuses
-        pytest.param(exported, 0, id="export"),
-    ],
-)
-@pytest.mark.parametrize("model", MODELS)
-def test_what_is_recorded_computes_what_torch_does(model, recorder, most):
-    network, given = made(model)
-    with replaced(), torch.no_grad():
-        program, code = recorder(network, [given])
-    assert "gpufold." in code
-    other = torch.randn_like(given)
-    torch.testing.assert_close(program(other), network(other), rtol=0, atol=most)
+        result = head(leaf)
+        learned = torch.autograd.grad(result.square().sum(), [leaf, *head.parameters()])
+        results.append([result.detach(), *learned])
+    assert ours.call_count == 2
+    torch.testing.assert_close(*results, rtol=0, atol=0)
