@@ -201,7 +201,7 @@ def named(operations):
 
 
 def calls_in(dtypes, operations=EVERY):
-    """Return operations with the dtypes that they have: only floats and complex numbers are weighed.
+    """Return operations with the dtypes that they have: integers are weighed in sums of blocks, and averaged.
 
     One dtype after another, so that one in seven of them, or two, are of all operations and of all dtypes.
     """
@@ -209,7 +209,7 @@ def calls_in(dtypes, operations=EVERY):
         (each, dtype)
         for dtype in dtypes
         for each in operations
-        if np.dtype(dtype).kind not in "biu" or not (each.window or each.averages)
+        if np.dtype(dtype).kind not in "biu" or not each.window or each.name in ("col2im", "blocks_to_array")
     ]
 
 

@@ -138,26 +138,6 @@ def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
         assert_same_bits(KINDS[kind].back(got), operation(*(array.copy() for array in arrays)))
 
 
-@kinds("torch", "jax", "dask")
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
-@pytest.mark.parametrize(
-    "name", ["col2im-full", "col2im-mean-separable", "col2im-least_squares-full", "blocks_to_array-mean-none"]
-)
-def test_integers_are_weighed_and_averaged(name, dtype, kind):
-    it, operation = KINDS[kind], operation_of(name)
-    arrays = operation.arrays(dtype)
-    want = operation(*arrays)
-    with x64(True) if kind == "jax" else nullcontext():
-        given = given_of(operation, arrays, kind)
-        assert_same_bits(it.back(operation(*given)), want)
-        if kind == "torch":
-            import torch
-
-            torch.compiler.reset()
-            compiled = torch.compile(operation.of(gpufold.torch), fullgraph=True, backend="aot_eager")
-            assert_same_bits(it.back(compiled(*given)), want)
-
-
 @pytest.mark.some(5, all=3)
 @kinds("torch", "jax")
 @pytest.mark.parametrize("case", [*CASES, *map(random_case, range(70_000, 70_030))], ids=str)

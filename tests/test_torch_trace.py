@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fronts import BEYOND, EMPTY, EVERY, named, operation_of
+from fronts import BEYOND, EMPTY, EVERY, in_dtypes, named, operation_of
 from test_torch import TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
 from torch._dynamo import lookup_backend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -222,9 +222,9 @@ def test_export_with_a_dynamic_batch_and_size(strict):
 
 
 @pytest.mark.parametrize("learns", [False, True])
-@named([*EVERY, *RECORDED_BEYOND, *EMPTY])
-def test_fake_and_meta_tensors_have_the_shapes_and_strides_of_real_ones(operation, learns):
-    given = tensors_of(operation, "float32", learns=learns)
+@in_dtypes(["float32", "int32"], [*EVERY, *RECORDED_BEYOND, *EMPTY])
+def test_fake_and_meta_tensors_are_like_real_ones(operation, dtype, learns):
+    given = tensors_of(operation, dtype, learns=learns and dtype == "float32")
     with FakeTensorMode() as mode:
         results = [operation(*map(mode.from_tensor, given))]
     results.append(operation(*(each.to("meta") for each in given)))
