@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import definition
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
-from executors import calls_of
+from cases import DTYPES, INEXACT, WIDENINGS, assert_same_bits, values
 from fronts import BEYOND, EVERY, RIGHT, as_array, as_tensor, calls_in, operation_of, x64
 from processes import python
 from test_errors import BAD_CALLS, describe, is_of_any_kind
@@ -136,14 +135,6 @@ def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
     with x64(True) if kind == "jax" else nullcontext():
         got = operation(*given_of(operation, arrays, kind))
         assert_same_bits(KINDS[kind].back(got), operation(*(array.copy() for array in arrays)))
-
-
-@pytest.mark.some(5, all=3)
-@kinds("torch", "jax")
-@pytest.mark.parametrize("case", [*CASES, *map(random_case, range(70_000, 70_030))], ids=str)
-def test_named_and_random_cases_have_the_bits_of_the_numpy_path(kind, case):
-    for call in calls_of(case, np.float32):
-        assert_same_bits(KINDS[kind].back(call.on(KINDS[kind].to(call.data))), call.on(call.data), call)
 
 
 BY_BLOCK = np.float32([0.5, 3, -1.25])
