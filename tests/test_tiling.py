@@ -25,29 +25,21 @@ IMAGE = RNG.random((3, 50, 70), np.float32)
 
 @pytest.mark.parametrize("batch", [1, 5, 1000])
 @pytest.mark.parametrize("last", ["shift", "even", "over"])
-def test_a_function_of_elements_is_applied_to_all(batch, last):
+def test_it_is_a_stitcher_s_loop(batch, last):
     sizes = []
 
     def scaled(tiles):
-        assert tiles.shape[1:] == (3, 16, 12)
         sizes.append(len(tiles))
         return 2 * tiles[:, ::-1]
 
-    window = (np.hanning(18)[1:-1], np.hanning(14)[1:-1])
-    got = gpufold.map_tiles(scaled, IMAGE, (16, 12), strides=(9, 7), window=window, batch=batch, last=last)
-    np.testing.assert_allclose(got, 2 * IMAGE[::-1], rtol=1e-5)
-    assert sum(sizes) == len(gpufold.grid_positions((50, 70), (16, 12), strides=(9, 7), last=last))
-    assert max(sizes) <= batch
-
-
-def test_it_is_a_stitcher_s_loop():
-    window, seen = RNG.random((16, 16), np.float32), RNG.random((100, 2, 16, 16), np.float32)
-    positions = gpufold.grid_positions((50, 70), 16, strides=12)
-    stitcher = gpufold.Stitcher((2, 50, 70), (16, 16), window=window)
-    stitcher.add(seen[: len(positions)], positions)
-    answers = iter(np.array_split(seen[: len(positions)], range(7, len(positions), 7)))
-    got = gpufold.map_tiles(lambda _: next(answers), IMAGE, (16, 16), strides=12, window=window, batch=7)
+    window, steps = RNG.random((16, 12), np.float32), {"strides": (9, 7), "last": last}
+    got = gpufold.map_tiles(scaled, IMAGE, (16, 12), window=window, batch=batch, **steps)
+    positions = gpufold.grid_positions((50, 70), (16, 12), **steps)
+    stitcher = gpufold.Stitcher(IMAGE.shape, (16, 12), window=window)
+    stitcher.add(2 * gpufold.take_blocks(IMAGE[::-1], positions, (16, 12)), positions)
     np.testing.assert_array_equal(got, stitcher.result())
+    assert sum(sizes) == len(positions)
+    assert max(sizes) <= batch
 
 
 @pytest.mark.parametrize("last", ["shift", "over"])
