@@ -82,7 +82,7 @@ def taken(sizes):
 
 
 FOLDED = {"output_size": (4, 3), "kernel_size": (3, 2), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
-SYMMETRIC = {"output_size": (4, 6), "kernel_size": (2, 3), "strides": (2, 1), "dilations": (1, 2), "pads_begin": (1, 0),
+SYMMETRIC = {"output_size": (4, 6), "kernel_size": (2, 3), "strides": (2, 1), "dilations": (2, 1), "pads_begin": (1, 0),
              "pads_end": (1, 0)}  # fmt: skip
 TAKEN, TAKEN_ALIKE = map(taken, (FOLDED, SYMMETRIC))
 PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
@@ -97,7 +97,7 @@ FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "bloc
 LINEAR = [
     Operation("col2im", COLUMNS, FOLDED),
     Operation("col2im", {"data": (12, 6)}, FOLDED, suffix="-unbatched"),
-    Operation("col2im", {"data": (1, 12, 6)}, SYMMETRIC, suffix="-symmetric"),
+    Operation("col2im", {"data": (1, 12, 8)}, SYMMETRIC, suffix="-symmetric"),
     Operation("im2col", IMAGE, TAKEN),
     Operation("im2col", {"image": (1, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric"),
     Operation("im2col", {"image": (2, 4, 3)}, TAKEN, suffix="-unbatched"),
@@ -162,7 +162,7 @@ BEYOND = [
 """Calls of blocks that reach out of the array, of which no kernel knows: it is extended, or read by index."""
 EMPTY = [
     Operation("col2im", {"data": (0, 6, 6)}, FOLDED, FULL, "-without-batch"),
-    Operation("col2im", {"data": (2, 0, 6)}, SYMMETRIC, suffix="-without-channels"),
+    Operation("col2im", {"data": (2, 0, 8)}, SYMMETRIC, suffix="-without-channels"),
     Operation("im2col", {"image": (0, 1, 4, 3)}, TAKEN, suffix="-without-batch"),
     Operation("im2col", {"image": (0, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric-without-batch"),
     Operation("array_to_blocks", {"array": (0, 1, 7)}, {"block_shape": (3,)}, suffix="-without-lead"),
