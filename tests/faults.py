@@ -134,7 +134,7 @@ FAULTS = (
           REPEATED + "any_sequence_of_calls_gives_what_each_gives_alone[stand-in-0]"),
     Fault("sums in a wider dtype left to torch, which has none", "gpufold/torch/executing.py",
           ' and call.variant == "auto" and not call.source', ' and call.variant == "auto"',
-          REPEATED + "what_torch_has_not_is_not_asked_of_it[dtype]"),
+          TORCH + "sums_in_a_wider_dtype_are_those_of_converted_data[col2im-symmetric-float32-float64]"),
     Fault("small sums under a transform that torch records as its own", "gpufold/torch/executing.py",
           "of_torch(call, data) if recorded and not transformed else None",
           "of_torch(call, data) if recorded else None", REPEATED + "transforms_are_computed_here[vmap]"),

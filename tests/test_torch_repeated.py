@@ -259,18 +259,6 @@ def learning():
     return columns
 
 
-UNLIKE = {"window": np.eye(2) + 1, "reduction": "mean", "dtype": "float64"}
-
-
-@pytest.mark.parametrize("name", UNLIKE)
-def test_what_torch_has_not_is_not_asked_of_it(name):
-    columns, option = COLUMNS.clone().requires_grad_(), UNLIKE[name]
-    want = gpufold.col2im(COLUMNS.numpy(), (4, 4), (2, 2), **{name: option})
-    given = torch.from_numpy(option) if name == "window" else option
-    for _ in range(2):
-        assert_same_bits(as_array(gpufold.torch.col2im(columns, (4, 4), (2, 2), **{name: given})), want)
-
-
 def profiled(function, *given):
     """Return how often each thing ran in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
