@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import assert_same_bits
-from fronts import BEYOND, EMPTY, EVERY, in_dtypes, named, operation_of, x64
+from fronts import BEYOND, EVERY, in_dtypes, named, operation_of, x64
 from jax.test_util import check_grads
 
 import gpufold
@@ -43,12 +43,6 @@ def test_denormals_stay_as_numpy_has_them():
     assert 0 < want.min() < 1e-38
     given, window = jnp.asarray(columns), (jnp.asarray(np.float32([0.5, 2.0])),)
     assert_same_bits(gpufold.jax.col2im(given, (40_001,), (2,), window=window), want)
-
-
-@named(EMPTY)
-def test_empty_arrays(operation):
-    arrays = operation.arrays("float32")
-    assert_same_bits(jax.jit(operation)(*traced(arrays)), operation(*arrays))
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -16,7 +16,7 @@ import definition
 import numpy as np
 import pytest
 from cases import DTYPES, INEXACT, WIDENINGS, assert_same_bits, values
-from fronts import BEYOND, EVERY, RIGHT, as_array, as_tensor, calls_in, operation_of, x64
+from fronts import BEYOND, EMPTY, EVERY, RIGHT, as_array, as_tensor, calls_in, operation_of, x64
 from processes import python
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
@@ -97,7 +97,9 @@ def called(name, kind):
     [
         pytest.param(operation, dtype, kind, marks=KINDS[kind].marks, id=f"{operation}-{dtype}-{kind}")
         for kind in ("cupy", "torch", "jax", "dask")  # test_gpu.py has the other dtypes of CuPy's
-        for operation, dtype in calls_in(DTYPES if kind != "cupy" else [np.dtype(np.float32)], [*EVERY, *BEYOND])
+        for operation, dtype in calls_in(
+            DTYPES if kind != "cupy" else [np.dtype(np.float32)], [*EVERY, *BEYOND, *EMPTY]
+        )
     ],
 )
 def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):

@@ -232,15 +232,6 @@ def test_a_later_batch_is_of_the_dtype_and_rows_of_the_first():
         stitcher.add(TILES.astype(np.float32), [(4, 0), (5, 0)])
 
 
-def test_one_number_is_the_tiles_extent_along_every_axis():
-    stitcher = gpufold.Stitcher((6, 7), 4)
-    stitcher.add(np.ones((1, 4, 4)), [(1, 2)])
-    assert stitcher.result().sum() == 16
-    stream = gpufold.Stitcher((2, None, 5), 4)  # the axes before the one without an end are no tile's
-    stream.add(np.ones((1, 2, 4, 4)), [(1, 0)])
-    assert stream.result()[1].shape == (2, 5, 5)
-
-
 def test_integers_have_sums_that_no_window_is_added_to():
     votes = gpufold.Stitcher((5,), 3, reduction="sum")
     votes.add(np.ones((2, 3), np.uint8), [(0,), (1,)])
