@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from operator import attrgetter
@@ -100,45 +99,33 @@ def all_imported(arrays):
     }
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a public function: its arrays, of ones, and sizes."""
-
-    name: str
-    arrays: dict[str, np.ndarray]
-    sizes: dict[str, object]
-
-    def __str__(self):
-        return self.name
-
-    def __call__(self, arrays):
-        return attrgetter(self.name)(gpufold)(**arrays, **self.sizes)
-
-    def ones(self):
-        """Return the arrays of its own, with an `out`."""
-        arrays = self.arrays | {"out": self(self.arrays)}
-        return {name: np.ones_like(array) for name, array in arrays.items()}
-
-
 WINDOWS = dict.fromkeys(("col2im", "im2col", "blocks_to_array", "array_to_blocks"), np.ones((2, 2), np.float32))
 WINDOWS |= dict.fromkeys(("add_blocks", "take_blocks"), np.ones((4, 5), np.float32))
+OF_ONNX = {"input": np.ones((1, 4, 9)), "image_shape": (4, 4), "block_shape": (2, 2)}
+GIVEN = RIGHT | {"onnx.col2im": OF_ONNX}
 
 
-def call_of(name):
-    """Return the call of a function with a window where it takes one, its positions in an array."""
-    arrays = {argument: np.asarray(value) for argument, value in RIGHT[name].items() if not isinstance(value, tuple)}
-    sizes = {argument: value for argument, value in RIGHT[name].items() if argument not in arrays}
-    return Call(name, arrays | ({"window": WINDOWS[name]} if name in WINDOWS else {}), sizes)
+def call(name, arrays):
+    """Call a public function on these arrays."""
+    return attrgetter(name)(gpufold)(**GIVEN[name] | arrays)
 
 
-CALLS = tuple(map(call_of, RIGHT))
-ONNX = Call("onnx.col2im", {"input": np.ones((1, 4, 9))}, {"image_shape": (4, 4), "block_shape": (2, 2)})
+def arrays_of(name):
+    """Return the arrays of a call, with a window where it takes one, its positions in an array."""
+    arrays = {argument: np.asarray(value) for argument, value in GIVEN[name].items() if not isinstance(value, tuple)}
+    return arrays | ({"window": WINDOWS[name]} if name in WINDOWS else {})
+
+
+def ones(name):
+    """Return arrays of ones like those of a call, with an `out`."""
+    arrays = arrays_of(name)
+    return {each: np.ones_like(array) for each, array in (arrays | {"out": call(name, arrays)}).items()}
 
 
 def test_every_public_function_with_an_out_is_called():
     functions = [getattr(gpufold, name) for name in gpufold.__all__ if inspect.isfunction(getattr(gpufold, name))]
     takes_out = [each.__name__ for each in functions if "out" in inspect.signature(each).parameters]
-    assert sorted([*(call.name for call in CALLS), "map_tiles"]) == sorted(takes_out)
+    assert sorted([*RIGHT, "map_tiles"]) == sorted(takes_out)
 
 
 def placed(on_gpu):
@@ -155,16 +142,14 @@ on_both = pytest.mark.parametrize(
 
 
 @on_both
-@pytest.mark.parametrize(
-    ("call", "argument"), [(call, argument) for call in CALLS for argument in call.arrays], ids=str
-)
-def test_an_out_beside_an_argument_is_refused_where_they_overlap(call, argument, on_gpu):
+@pytest.mark.parametrize(("name", "argument"), [(name, argument) for name in RIGHT for argument in arrays_of(name)])
+def test_an_out_beside_an_argument_is_refused_where_they_overlap(name, argument, on_gpu):
     """It is refused before a device is asked for anything: there may be none."""
-    at, begins = placed(on_gpu), {name: 1 << (20 + number) for number, name in enumerate(call.arrays)}
-    arrays = {name: at(begins[name], each.shape, each.dtype) for name, each in call.arrays.items()}
-    given, out = arrays[argument], call.ones()["out"]
+    at, begins = placed(on_gpu), {each: 1 << (20 + number) for number, each in enumerate(arrays_of(name))}
+    arrays = {each: at(begins[each], array.shape, array.dtype) for each, array in arrays_of(name).items()}
+    given, out = arrays[argument], ones(name)["out"]
     last = given.nbytes - 8
-    in_place = (call.name, argument) in (("average", "numerator"), ("add_blocks", "array"))
+    in_place = (name, argument) in (("average", "numerator"), ("add_blocks", "array"))
     overlaps = [(begins[argument] + offset, begins[argument]) for offset in (8 if in_place else 0, last)]
     for begin, of_argument in (
         *overlaps,
@@ -172,14 +157,14 @@ def test_an_out_beside_an_argument_is_refused_where_they_overlap(call, argument,
     ):  # out begins inside the argument, or that in out
         moved = at(of_argument, given.shape, given.dtype)
         with pytest.raises(
-            ValueError, match=f"^{call}: out must share no memory with {argument}, got arrays that overlap"
+            ValueError, match=f"^{name}: out must share no memory with {argument}, got arrays that overlap"
         ):
-            call(arrays | {argument: moved, "out": at(begin, out.shape)})
+            call(name, arrays | {argument: moved, "out": at(begin, out.shape)})
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
-    arrays = call.ones()
+@pytest.mark.parametrize("name", RIGHT)
+def test_an_out_that_does_not_fit_is_refused_and_unchanged(name):
+    arrays = ones(name)
     out = arrays.pop("out")
     read_only = out.copy()
     read_only.flags.writeable = False
@@ -190,37 +175,35 @@ def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
         (out.astype(">f4"), TypeError, "have the result's dtype float32, got >f4"),
         (read_only, ValueError, "be writeable"),
     ):
-        with pytest.raises(error, match=rf"^{call}: out must {match}"):
-            call(arrays | {"out": wrong})
+        with pytest.raises(error, match=rf"^{name}: out must {match}"):
+            call(name, arrays | {"out": wrong})
         assert (wrong == 1).all()
 
 
 @pytest.mark.peer("cupy")
 @pytest.mark.parametrize(
-    ("call", "argument"),
-    [(call, each) for call in CALLS for each in (*[*call.arrays][1:], "out") if each != "positions"],
-    ids=str,
+    ("name", "argument"), [(name, each) for name in RIGHT for each in [*ones(name)][1:] if each != "positions"]
 )
-def test_arrays_of_two_libraries_are_refused(call, argument):
+def test_arrays_of_two_libraries_are_refused(name, argument):
     """Positions of NumPy may lie beside arrays of CuPy."""
-    ours = call.ones()
+    ours = ones(name)
     theirs = all_imported(ours)
     for arrays, others in ((ours, theirs), (theirs, ours)):
         with pytest.raises(
-            TypeError, match=rf"^{call}: {argument} must be a (numpy|cupy)\.ndarray like .*; convert it"
+            TypeError, match=rf"^{name}: {argument} must be a (numpy|cupy)\.ndarray like .*; convert it"
         ):
-            call(arrays | {argument: others[argument]})
+            call(name, arrays | {argument: others[argument]})
 
 
 @on_both
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_gpu):
-    given = call.ones()
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(name, on_gpu):
+    given = ones(name)
     out = given["out"] = folded(given["out"].shape)
     if on_gpu:
         given = all_imported(given)
-    with pytest.raises(ValueError, match=rf"^{call}: out must not overlap itself, got shape \("):
-        call(given)
+    with pytest.raises(ValueError, match=rf"^{name}: out must not overlap itself, got shape \("):
+        call(name, given)
     assert not out.any()
 
 
@@ -391,44 +374,46 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
-def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given(call, other):
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given(name, other):
     convert, match = OTHERS[other]
-    operation = call.name.removeprefix("onnx.")
-    for name in call.ones():
-        arrays = call.ones()
+    operation = name.removeprefix("onnx.")
+    for argument in ones(name):
+        arrays = ones(name)
         before = {each: array.tobytes() for each, array in arrays.items()}
-        with pytest.raises(TypeError, match=rf"^(onnx\.)?{operation}: {name} must be a numpy.ndarray .*(?:{match})"):
-            call(arrays | {name: convert(arrays[name])})
-        if name == "window":  # of one array per axis, each counts
+        with pytest.raises(
+            TypeError, match=rf"^(onnx\.)?{operation}: {argument} must be a numpy.ndarray .*(?:{match})"
+        ):
+            call(name, arrays | {argument: convert(arrays[argument])})
+        if argument == "window":  # of one array per axis, each counts
             axes = [np.ones(extent, np.float32) for extent in arrays["window"].shape]
             for axis, weights in enumerate(axes):
                 given = (*axes[:axis], convert(weights), *axes[axis + 1 :])
-                with pytest.raises(TypeError, match=rf"^{call}: window\[{axis}\] must be a numpy.ndarray"):
-                    call(arrays | {"window": given})
-        if name == "positions" and other != "of another library":
+                with pytest.raises(TypeError, match=rf"^{name}: window\[{axis}\] must be a numpy.ndarray"):
+                    call(name, arrays | {"window": given})
+        if argument == "positions" and other != "of another library":
             rows = [convert(row) for row in arrays["positions"]]
-            with pytest.raises(TypeError, match=rf"^{call}: a row of positions must be a numpy.ndarray"):
-                call(arrays | {"positions": rows})
+            with pytest.raises(TypeError, match=rf"^{name}: a row of positions must be a numpy.ndarray"):
+                call(name, arrays | {"positions": rows})
         assert {each: array.tobytes() for each, array in arrays.items()} == before, "nothing is written"
 
 
-@pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
-def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(call, tmp_path):
-    want = call(call.ones())
+@pytest.mark.parametrize("name", GIVEN)
+def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(name, tmp_path):
+    want = call(name, ones(name))
     for number, convert in enumerate(
         (lambda array: array.view(Labelled), lambda array: array.view(np.recarray), mapped)
     ):
         arrays = {
-            name: convert(array, tmp_path / f"{number}{name}") if convert is mapped else convert(array)
-            for name, array in call.ones().items()
+            each: convert(array, tmp_path / f"{number}{each}") if convert is mapped else convert(array)
+            for each, array in ones(name).items()
         }
         out = arrays.pop("out")
-        got = call(arrays)
+        got = call(name, arrays)
         assert type(got) is np.ndarray
         assert_same_bits(np.asarray(got), np.asarray(want))
-        arrays = call.ones() | {name: array for name, array in arrays.items() if name != "out"}
-        assert call(arrays | {"out": out}) is out
+        arrays = ones(name) | {each: array for each, array in arrays.items() if each != "out"}
+        assert call(name, arrays | {"out": out}) is out
 
 
 def mapped(array, path):
