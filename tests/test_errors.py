@@ -87,8 +87,6 @@ BAD_CALLS = [
         for name in ("dilations", "pads_begin", "pads_end")
     ),
     # --- more types that are no integers
-    (columns(strides=np.array([1.0, 1.0])), TypeError, ["strides", "integer", "1.0"]),
-    (columns(strides={"h": 1, "w": 1}), TypeError, ["strides", "integer", "'h'"]),
     (columns(pads_begin=b"\0\0"), TypeError, ["pads_begin", "integer", "b'"]),
     (columns(kernel_size="22"), TypeError, ["kernel_size", "integer", "'22'"]),
     (columns(output_size=(5.0, 6.0)), TypeError, ["output_size", "integer", "5.0"]),
@@ -97,7 +95,6 @@ BAD_CALLS = [
     # --- col2im: sizes that do not fit together
     (columns(output_size=()), ValueError, ["output_size", "at least one", "()"]),
     (columns(output_size=(5, 0)), ValueError, ["output_size", "at least 1", "got 0 on spatial axis 1"]),
-    (columns(output_size=(-5, 6)), ValueError, ["output_size", "at least 1", "got -5 on spatial axis 0"]),
     (columns(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
     (columns(kernel_size=(2, 2, 2)), ValueError, ["kernel_size", "2 values", "output_size", "got 3"]),
     (columns(data=np.ones((2, 12, 19))), ValueError, ["data axis 2", "got 19", "4 * 5 = 20 blocks"]),
@@ -107,7 +104,6 @@ BAD_CALLS = [
     (columns(data=np.ones((1, 2, 12, 20))), ValueError, ["data", "rank 3 or 2", "got rank 4"]),
     # an axis with fewer than one block: (-2)*(-2) = 4 blocks once passed for right
     (columns(data=np.ones((1, 16, 4)), output_size=(1, 1), kernel_size=(4, 4)), ValueError, ["axis 0", "1 pixels"]),
-    (columns(kernel_size=(2, 9)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 9"]),
     (columns(dilations=(1, 6)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 7"]),
     (image(kernel_size=(6, 1)), ValueError, ["padded image is smaller", "axis 0", "5 pixels", "= 6"]),
     (
@@ -118,10 +114,7 @@ BAD_CALLS = [
         ["the padded image is smaller than the dilated kernel on spatial axis 1"],
     ),
     # sizes that wrap in 64 bits
-    (columns(output_size=(HUGE, HUGE)), ValueError, ["data axis 2", "got 20", "blocks"]),
     (columns(kernel_size=(HUGE, HUGE), pads_end=HUGE), ValueError, ["data axis 1", "multiple of", str(HUGE * HUGE)]),
-    (columns(pads_begin=HUGE, pads_end=HUGE), ValueError, ["data axis 2", "got 20", str(HUGE)]),
-    (columns(kernel_size=(2, HUGE)), ValueError, ["padded image is smaller", "axis 1", str(HUGE)]),
     # results that cannot be, even where they have no element
     *(
         (call, ValueError, ["the result of shape (0, ", "bytes", "more than the"])
@@ -143,18 +136,15 @@ BAD_CALLS = [
     ),
     # more axes than an array can have
     *(
-        ((function, arguments), ValueError, ["an array has at most 64 axes, but", "would have"])
-        for function, arguments in (
-            (gpufold.col2im, {"data": np.ones((1, 1)), "output_size": ONES, "kernel_size": 1}),
-            (gpufold.im2col, {"image": np.ones((1, *ONES)), "kernel_size": ONES}),
-            (gpufold.blocks_to_array, {"blocks": np.ones(ONES * 2), "output_shape": ONES * 2, "block_shape": ONES}),
-            (gpufold.array_to_blocks, {"array": np.ones((2, 1, *ONES)), "block_shape": ONES}),
-            (gpufold.batch_to_space, {"data": np.ones((1, *ONES)), "block_shape": (1, *ONES)}),
-            (gpufold.space_to_batch, {"data": np.ones((1, *ONES)), "block_shape": (1, *ONES)}),
-            (
-                gpufold.take_blocks,
-                {"array": np.ones(ONES * 2), "positions": np.zeros((1, 32), int), "block_shape": ONES},
-            ),
+        (call, ValueError, ["an array has at most 64 axes, but", "would have"])
+        for call in (
+            columns(data=np.ones((1, 1)), output_size=ONES, kernel_size=1),
+            image(image=np.ones((1, *ONES)), kernel_size=ONES),
+            together(blocks=np.ones(ONES * 2), output_shape=ONES * 2, block_shape=ONES),
+            apart(array=np.ones((2, 1, *ONES)), block_shape=ONES),
+            batch(data=np.ones((1, *ONES)), block_shape=(1, *ONES), crops_begin=0, crops_end=0),
+            space(data=np.ones((1, *ONES)), block_shape=(1, *ONES), pads_begin=0, pads_end=0),
+            taking(array=np.ones(ONES * 2), positions=np.zeros((1, 32), int), block_shape=ONES),
         )
     ),
     # --- col2im: the result's dtype
@@ -178,14 +168,12 @@ BAD_CALLS = [
     (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
     (image(kernel_size=(2, 2, 2, 2)), ValueError, ["image", "4 spatial axes", "got rank 4"]),
     (image(kernel_size=(2,)), ValueError, ["image", "1 spatial axes", "got rank 4"]),
-    (image(image=np.ones((5, 6))), ValueError, ["image", "rank 4 or 3", "got rank 2"]),
     (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on spatial axis 0"]),
     # --- batch_to_space
     (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
     (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
     (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
-    (batch(block_shape=(1, HUGE, 4)), ValueError, ["data axis 0", "multiple of", str(HUGE * 4), "got 12"]),
     (batch(crops_begin=(1, 0, 0)), ValueError, ["crops_begin", "0 on axis 0", "got 1"]),
     (batch(crops_begin=(0, -1, 0)), ValueError, ["crops_begin", "at least 0", "got -1 on axis 1"]),
     (batch(crops_begin=(0, 0.5, 0)), TypeError, ["crops_begin", "integer", "0.5"]),
@@ -194,7 +182,6 @@ BAD_CALLS = [
         ValueError,
         ["crops_begin + crops_end", "8 + 1 = 9 on axis 1", "4 * 2 = 8"],
     ),
-    (batch(crops_begin=(0, HUGE, 0), crops_end=(0, HUGE, 0)), ValueError, ["crops", str(2 * HUGE), "axis 1"]),
     (batch(data=np.ones(12)), ValueError, ["data", "rank 2 or more", "got rank 1"]),
     # --- space_to_batch
     (
@@ -202,9 +189,7 @@ BAD_CALLS = [
         ValueError,
         ["data + pads_begin + pads_end", "multiple of block_shape", "7 + 0 + 0 = 7 on axis 1", "2"],
     ),
-    (space(pads_end=(0, 0, 3)), ValueError, ["multiple of block_shape", "13 + 0 + 3 = 16 on axis 2", "3"]),
     (space(pads_end=(0, 0, -1)), ValueError, ["pads_end", "at least 0", "got -1 on axis 2"]),
-    (space(pads_begin=(0, 1, HUGE * 3), pads_end=(0, 0, 2)), ValueError, ["result", "bytes"]),
     # --- an array of a foreign kind
     (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- names and variants that there are not
@@ -238,10 +223,7 @@ BAD_CALLS = [
     (columns(kernel_size=(2, np.True_)), TypeError, ["kernel_size", "integer", "(2, np.True_)"]),
     # --- windows
     (columns(window="hann"), TypeError, ["window", "'hann'", "scipy.signal.get_window"]),
-    *(
-        (make(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"])
-        for make in (columns, image)
-    ),
+    (columns(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"]),
     (columns(data=INTS, dtype="i4", window=np.ones((2, 2))), TypeError, ["window needs a dtype of floats", "int32"]),
     (
         (gpufold.add_blocks_, {"array": np.zeros((8, 9)), "blocks": np.ones((1, 2, 3)), "positions": [(0, 0)] * 4}),
@@ -268,10 +250,7 @@ BAD_CALLS = [
         TypeError,
         ["out must have the result's dtype float64, got int32"],
     ),
-    *(
-        (make(window=np.ones((2, 3))), ValueError, ["window must have the shape (2, 2)", "got (2, 3)"])
-        for make in (columns, image)
-    ),
+    (image(window=np.ones((2, 3))), ValueError, ["window must have the shape (2, 2)", "got (2, 3)"]),
     (columns(window=(np.ones(2), np.ones(3))), ValueError, ["window[1] must have the shape (2,)", "got (3,)"]),
     (columns(window=(np.ones(2),)), ValueError, ["one array per axis, 2 in all, got 1"]),
     (columns(accumulate=True), ValueError, ["accumulate=True adds to out, but out is None"]),
@@ -290,15 +269,9 @@ BAD_CALLS = [
     (apart(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1"]),
     (apart(block_shape=(2, 9)), ValueError, ["a block must fit into the array, got block_shape 9 on spatial axis 1"]),
     (apart(block_shape=(2.0, 2)), TypeError, ["block_shape must be an integer or"]),
-    *(
-        (apart(last=last), ValueError, ["'drop' or 'over'", f"got '{last}'; for other placements use take_blocks"])
-        for last in ("shift", "even")
-    ),
+    (apart(last="even"), ValueError, ["'drop' or 'over'", "got 'even'; for other placements use take_blocks"]),
     (apart(last="pad"), ValueError, ["last must be one of"]),
-    *(
-        (apart(last=last, mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"])
-        for last in ("drop", "over")
-    ),
+    (apart(mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"]),
     (together(blocks=BLOCKS.astype("U1"), output_shape=(3, 5, 5), strides=1), TypeError, ["strings must not overlap"]),
     (
         apart(array=WEIGHT[:, :0], last="over", mode="edge"),
@@ -415,12 +388,8 @@ BAD_CALLS = [
     (taking(block_shape=(2, 3.5)), TypeError, ["block_shape must be an integer or a sequence"]),
     (taking(block_shape=(2, 3, 4)), ValueError, ["block_shape must have 2 values, one per axis of positions"]),
     (taking(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1 on every axis, got 0 on spatial axis 1"]),
-    (taking(block_shape=2**40), ValueError, ["more than the", "that an array can have"]),
     (taking(mode="zeros"), ValueError, ["mode must be one of constant, edge, ", "got 'zeros'"]),
-    *(
-        (taking(array=np.ones((0, 8)), mode=mode), ValueError, [f"mode '{mode}' takes elements of array"])
-        for mode in ("edge", "wrap")
-    ),
+    (taking(array=np.ones((0, 8)), mode="wrap"), ValueError, ["mode 'wrap' takes elements of array"]),
     (taking(mode="wrap", variant="per_block"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
     (taking(array=ARRAY.astype(int), window=np.ones((2, 3))), TypeError, ["window needs array of floats"]),
     # --- grids of positions
@@ -453,7 +422,6 @@ BAD_CALLS = [
         for shape, block in (((9,), (4, 5)), ((8, 9), (4, 0)), ((8, -1), 4), ((8, 9), ()))
     ),
     (stitching(output_shape=(None, 9), block_shape=(4,)), ValueError, ["here axis 1, got None for axes [0]"]),
-    (stitching(output_shape=(None, None)), ValueError, ["got None for axes [0, 1]"]),
     (stitching(reduction="men"), ValueError, ["reduction must be one of sum, mean, least_squares, got 'men'"]),
     (stitching(window=np.ones((5, 4))), ValueError, ["window must have the shape (4, 4)"]),
     (stitching(window=np.ma.ones((4, 4))), TypeError, ["window must be a numpy.ndarray", "without a mask"]),
@@ -463,7 +431,6 @@ BAD_CALLS = [
     (mapping(block_shape=(1, 2, 3, 4)), ValueError, ["block_shape must have one value"]),
     (mapping(block_shape=(2**63, 2)), ValueError, ["block_shape must be at most 9223372036854775807 on every axis"]),
     (mapping(batch=0), ValueError, ["batch must be an integer of at least 1, got 0"]),
-    (mapping(batch=1.5), TypeError, ["batch must be an integer"]),
     (mapping(function=lambda tiles: tiles[0]), ValueError, ["must return", "with B = 1", "got shape (3, 2, 4)"]),
     (mapping(array=PICTURE.astype(object)), TypeError, ["array has dtype object"]),
     (mapping(resume="notes"), ValueError, ["resume needs an out"]),
@@ -484,7 +451,6 @@ BAD_CALLS = [
         ((gpufold.set_num_threads, {"count": bad}), error, ["count must be an integer of at least 1, got", repr(bad)])
         for bad, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), ("2", TypeError))
     ),
-    ((gpufold.variants, {"operation": "fold"}), ValueError, ["operation must be one of col2im, ", "got 'fold'"]),
     ((gpufold.variants, {"operation": "col2in"}), ValueError, ["got 'col2in'; did you mean 'col2im'?"]),
     ((gpufold.warmup, DESCRIBED | {"operation": "fold"}), ValueError, ["operation must be one of", "got 'fold'"]),
     (explaining(operation=gpufold.grid_positions), ValueError, ["operation must be one of", "got 'grid_positions'"]),
