@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 from functools import partial
 from math import prod
 from operator import attrgetter
@@ -209,14 +208,6 @@ def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(name, on_
 
 # ---------------------------------------------------------------------------------------------
 # What kernels can read: CuPy's part is played by the stand-in, whose arrays lie in the memory of NumPy's
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """A stand-in for CuPy, which refuses to read by elements what lies off their size."""
-    module = fake_cupy.cupy()
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    return module
 
 
 def of_cupy(array):

@@ -14,6 +14,7 @@ import pytest
 
 import gpufold
 from bench.clients import client
+from bench.memory import resident_peak_or_why
 
 torch = pytest.importorskip("torch")
 
@@ -25,6 +26,19 @@ pytestmark = [
 
 def noise(*shape):
     return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def peaks_of(**runs):
+    """Return the memory that each of several runs takes, and print it."""
+    peak_of, why = resident_peak_or_why()
+    if peak_of is None:
+        pytest.skip(why)
+    peaks = []
+    for name, run in runs.items():
+        start = process_time()
+        peaks.append(peak_of(run))
+        print(f"{name}: {process_time() - start:.2f} s, {peaks[-1] / 1e6:.0f} MB")
+    return peaks
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,8 +87,6 @@ def test_map_tiles_is_monais_sliding_window_inference(size, tile, overlap, paddi
 @pytest.mark.alone
 def test_labels_of_many_classes_are_made_slab_by_slab():
     """MONAI has the scores of all classes at once; of map_tiles they are those of the rows that tiles reach."""
-    from bench.memory import resident_peak_or_why
-
     classes, size, tile = 24, (384, 48, 48), (16, 32, 32)
     image, weight = torch.from_numpy(noise(1, *size)), torch.from_numpy(noise(classes, 1, 3, 3, 3))
     network, inferers = partial(torch.nn.functional.conv3d, weight=weight, padding=1), client("monai.inferers")
@@ -89,14 +101,7 @@ def test_labels_of_many_classes_are_made_slab_by_slab():
         )
 
     assert torch.equal(ours(), theirs())
-    peak_of, why = resident_peak_or_why()
-    if peak_of is None:
-        pytest.skip(why)
-    peaks = []
-    for run in (ours, theirs):
-        start = process_time()
-        peaks.append(peak_of(run))
-        print(f"{run.__name__}: {process_time() - start:.2f} s, {peaks[-1] / 1e6:.0f} MB")
+    peaks = peaks_of(ours=ours, theirs=theirs)
     assert peaks[0] < 0.5 * peaks[1]
 
 
@@ -265,8 +270,6 @@ def test_map_tiles_decodes_as_diffusers_does_but_for_corners():
 @pytest.mark.alone
 def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     """Its normalisations are of the whole picture, and left out: what is left sees 13 elements around a pixel."""
-    from bench.memory import resident_peak_or_why
-
     model, decode = autoencoder(layers_per_block=1, mid_block_add_attention=False)
     for module in model.decoder.modules():
         for name, child in module.named_children():
@@ -279,21 +282,16 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     model.enable_tiling()
     blended = (model.decode(latent).sample[0] - whole).abs().max()
     assert blended > 0.05 * whole.abs().max(), "where its tiles are blended"
-    (peak_of, _), peaks = resident_peak_or_why(), []
     options = {"window": (window, window), "last": "over", "out": np.empty(whole.shape, np.float32)}
-    for name, run in (
-        ("map_tiles", lambda: gpufold.map_tiles(decode, latent[0], (48, 48), strides=22, **options)),
-        ("diffusers", lambda: model.decode(latent)),
-        ("whole", lambda: (model.disable_tiling(), model.decode(latent))),
-    ):
-        start = process_time()
-        peaks.append(peak_of(run))
-        print(f"{name}: {process_time() - start:.1f} s, {peaks[-1] / 1e6:.0f} MB")
+    mapped, tiled, at_once = peaks_of(
+        map_tiles=lambda: gpufold.map_tiles(decode, latent[0], (48, 48), strides=22, **options),
+        diffusers=lambda: model.decode(latent),
+        whole=lambda: (model.disable_tiling(), model.decode(latent)),
+    )
     near = (..., slice(-far), slice(-far))  # beyond the end, whole tiles have zeros where smaller ones end
     np.testing.assert_allclose(options["out"][near], whole[near], rtol=0, atol=1e-4 * float(whole.abs().max()))
-    mapped, tiled, whole = peaks
     assert mapped < 1.25 * tiled + 20e6
-    assert max(mapped, tiled) < whole / 2
+    assert max(mapped, tiled) < at_once / 2
 
 
 # ---------------------------------------------------------------------------------------------
