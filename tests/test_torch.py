@@ -153,10 +153,6 @@ TRANSFORMS = {
             lambda *of: sum(each.square().sum() for each in by_autograd(f, of, create_graph=True)), given
         ),
     ),
-    "grad of functionalize": (
-        lambda f, given: torch.func.grad(torch.func.functionalize(energy(f)), every(given))(*given),
-        by_autograd,
-    ),
     "jvp": (
         lambda f, given: torch.func.jvp(f, given, tuple([each.cos() for each in given])),
         lambda f, given: by.jvp(f, given, tuple([each.cos() for each in given])),

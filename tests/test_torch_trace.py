@@ -133,15 +133,8 @@ def test_what_is_recorded_computes(operation, recorder, learns):
 
 
 @pytest.mark.some(7, all=2)
-@pytest.mark.parametrize(
-    ("recorder", "transform"),
-    [
-        (recorder, transform)
-        for recorder in ("compile", "make_fx", "make_fx of fakes", "make_fx of symbols")
-        for transform in TRANSFORMS
-        if (recorder, transform) != ("compile", "grad of functionalize")  # which torch has no rule for
-    ],
-)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("recorder", ["compile", "make_fx", "make_fx of fakes", "make_fx of symbols"])
 @named([operation_of("col2im"), operation_of("col2im-full")])
 def test_transforms_are_recorded(operation, transform, recorder):
     function, given = differentiated(operation)
@@ -328,7 +321,7 @@ CALLS = {
 }  # fmt: skip
 
 
-WAYS = {name: way for name, way in TRANSFORMS.items() if "functionalize" not in name} | {
+WAYS = TRANSFORMS | {
     "backward": (by_autograd, by_autograd),
     "checkpoint": (
         lambda function, given: by_autograd(partial(checkpoint, function, use_reentrant=False), given), by_autograd),
