@@ -126,13 +126,9 @@ def energy(function):
     return lambda *of: function(*of).square().sum()
 
 
-def of_gradients(function, given):
-    return lambda *of: sum(each.square().sum() for each in torch.func.grad(energy(function), every(given))(*of))
-
-
-def by_autograd(function, given, create_graph=False):
-    leaves = given if create_graph else [each.clone().requires_grad_() for each in given]
-    return torch.autograd.grad(energy(function)(*leaves), leaves, create_graph=create_graph)
+def by_autograd(function, given):
+    leaves = [each.clone().requires_grad_() for each in given]
+    return torch.autograd.grad(energy(function)(*leaves), leaves)
 
 
 def doubled(given):
@@ -147,12 +143,6 @@ def each_of(function, given):
 by = torch.autograd.functional
 TRANSFORMS = {
     "grad": (lambda f, given: torch.func.grad(energy(f), every(given))(*given), by_autograd),
-    "grad of grad": (
-        lambda f, given: torch.func.grad(of_gradients(f, given), every(given))(*given),
-        lambda f, given: by.jacobian(
-            lambda *of: sum(each.square().sum() for each in by_autograd(f, of, create_graph=True)), given
-        ),
-    ),
     "jvp": (
         lambda f, given: torch.func.jvp(f, given, tuple([each.cos() for each in given])),
         lambda f, given: by.jvp(f, given, tuple([each.cos() for each in given])),
