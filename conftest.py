@@ -9,7 +9,6 @@ NEEDS = {
     "gpufold/gpu/launch.py": ("cupy",),
     "gpufold/jax/*": ("jax",),
     "gpufold/torch/*": ("torch",),
-    "tests/onnx_models.py": ("onnx",),
     "tests/test_bench.py": ("ml_dtypes", "rich"),
     "tests/test_clients.py": ("scipy",),
     "tests/test_dask.py": ("dask", "distributed", "hypothesis"),

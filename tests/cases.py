@@ -78,10 +78,6 @@ class Case(Named):
         lead = () if self.batch is None else (self.batch,)
         return (*lead, self.channels, *self.output_size)
 
-    def col2im(self, columns, **options):
-        """The definition's answer."""
-        return definition.col2im(columns, self.output_size, self.kernel_size, **self.arguments, **options)
-
 
 CASES = (
     # Bugs that peers shipped; each hid in one of these.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import re
 
+import definition
 import numpy as np
 import pytest
 from cases import CASES, EMPTY_CASES, assert_same_bits, values
 from onnx.backend.test.case.node import _NodeTestCases
+from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
-from onnx_models import col2im_model
 from processes import python
 
 import gpufold.onnx
@@ -36,11 +37,17 @@ def test_node_tests_pass_in_the_reference_evaluator(node_test):
 @pytest.mark.parametrize("case", BATCHED, ids=str)
 def test_models_run_through_gpufold(case):
     """Of one axis too, and without planes, which the reference does not take."""
+    strides, dilations, begins, ends = map(list, case.arguments.values())
+    model = parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        fold (float columns, int64 size, int64 kernel) => (float image) {{
+            image = Col2Im <strides={strides}, dilations={dilations}, pads={begins + ends}> (columns, size, kernel)
+        }}
+    """)
     columns = values(case.columns_shape, np.float32)
-    (got,) = ReferenceEvaluator(col2im_model(case, columns.dtype), new_ops=[gpufold.onnx.Col2Im]).run(
-        None, {"columns": columns}
-    )
-    assert_same_bits(got, case.col2im(columns))
+    feed = {"columns": columns, "size": np.array(case.output_size), "kernel": np.array(case.kernel_size)}
+    (got,) = ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im]).run(None, feed)
+    assert_same_bits(got, definition.col2im(columns, case.output_size, case.kernel_size, **case.arguments))
 
 
 def test_without_onnx_only_the_class_is_missing():
