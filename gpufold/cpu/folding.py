@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from math import prod
@@ -122,25 +123,39 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
 
 
-def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], planes: int) -> None:
-    """Copy blocks from padded copies of so many planes at a time."""
-    lines, most = lines_of(image.shape, image.strides), image.size
+def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: int) -> None:
+    """Copy blocks from padded copies of so many planes at most, one for each thread where there are planes enough."""
+    lines, cached = lines_of(image.shape, image.strides), image.size
     if max(lines) > 1:
-        most = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // image.itemsize
-    parts = parts_of(image.shape[:2], planes, lines[:2] if planes >= max(lines) else ())
-    copy: Array = np.zeros((*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes)), image.dtype)
+        cached = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // image.itemsize
+    planes, units = prod(image.shape[:2]), lines[:2] if most >= max(lines) else ()
     inside = (ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))
     whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
-    for part in parts:
-        some = image[part]
-        padded = copy[: len(some), : some.shape[1]]
-        pixels = padded[inside]
-        for few in parts_of(some.shape, most, lines):
-            copy_rows(some[few], pixels[few])
-        unfold(padded, columns[part], whole)
+
+    def on(threads: int) -> None:
+        together = planes >= 2 * threads > 2
+        parts = parts_of(image.shape[:2], min(most, planes // (2 * threads)) if together else most, units)
+        shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
+        copies = deque[Array]()
+
+        def work(part: Index, threads: int) -> None:
+            copy = copies.pop() if copies else np.zeros(shape, image.dtype)
+            some = image[part]
+            padded = copy[: len(some), : some.shape[1]]
+            pixels = padded[inside]
+            pieces = parts_of(some.shape, min(cached, -(-some.size // threads)), lines)
+            for_each(copy_rows, [(some[few], pixels[few]) for few in pieces], threads)
+            _unfold_view(padded, columns[part], whole, None, threads)
+            copies.append(copy)
+
+        for_each(work, [(part, 1 if together else threads) for part in parts], threads if together else 1)
+
+    on_threads((_unfold_padded, axes, columns.dtype, columns.shape, image.strides), columns.nbytes, on)
 
 
-def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def _unfold_view(
+    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int | None = None
+) -> None:
     """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
     first = image[(ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes))]
     taps = (axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True))
@@ -161,6 +176,8 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
         indices = [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts]
         for_each(copy, [tuple([array[index].transpose(order) for array in arrays]) for index in indices], threads)
 
+    if threads is not None:
+        return on(threads)
     on_threads((copy, axes, columns.dtype, columns.shape, columns.strides, image.strides), columns.nbytes, on)
 
 
