@@ -1,17 +1,20 @@
-"""Arguments by the names that they have elsewhere: each is answered with the name that it has here."""
+"""Names of arguments, also those they have elsewhere: each of these is answered with the name that it has here."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import traceback
+from typing import get_args
 
 import numpy as np
 import pytest
 from fronts import RIGHT
 
 import gpufold
+from gpufold.calls import SHAPES, OperationName, Variant
 from gpufold.names import KEYWORD_ALIASES
+from gpufold.operations import OPERATIONS
 
 CALLS = {
     **{name: tuple(call.values()) for name, call in RIGHT.items()},
@@ -160,3 +163,8 @@ def test_errors_are_shown_by_their_public_names():
     with pytest.raises(gpufold.Unsupported) as caught:
         gpufold.col2im(np.zeros((9, 36)), (8, 8), (3, 3), variant="gather")
     assert traceback.format_exception_only(caught.value)[0].startswith("gpufold.Unsupported: col2im: ")
+
+
+def test_operations_and_variants_have_one_list_of_names():
+    assert set(get_args(OperationName)) == set(OPERATIONS) == set(SHAPES)
+    assert set(get_args(Variant)) == {"auto"}.union(*(gpufold.variants(name) for name in OPERATIONS))
