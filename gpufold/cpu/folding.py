@@ -124,7 +124,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
 
 
 def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: int) -> None:
-    """Copy blocks from padded copies of so many planes at most, one for each thread where there are planes enough."""
+    """Copy blocks from padded copies of so many planes at most: a thread has its own, where there are planes enough."""
     lines, cached = lines_of(image.shape, image.strides), image.size
     if max(lines) > 1:
         cached = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // image.itemsize
@@ -133,22 +133,24 @@ def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: i
     whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
 
     def on(threads: int) -> None:
-        together = planes >= 2 * threads > 2
-        parts = parts_of(image.shape[:2], min(most, planes // (2 * threads)) if together else most, units)
+        apart = threads > 1 and planes >= 2 * threads
+        parts = parts_of(image.shape[:2], min(most, planes // (2 * threads)) if apart else most, units)
         shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
-        copies = deque[Array]()
+        unused = deque[Array]()
 
-        def work(part: Index, threads: int) -> None:
-            copy = copies.pop() if copies else np.zeros(shape, image.dtype)
+        def copy(part: Index, threads: int) -> None:
+            try:
+                padded = unused.pop()
+            except IndexError:
+                padded = np.zeros(shape, image.dtype)
             some = image[part]
-            padded = copy[: len(some), : some.shape[1]]
-            pixels = padded[inside]
-            pieces = parts_of(some.shape, min(cached, -(-some.size // threads)), lines)
-            for_each(copy_rows, [(some[few], pixels[few]) for few in pieces], threads)
-            _unfold_view(padded, columns[part], whole, None, threads)
-            copies.append(copy)
+            few = padded[: len(some), : some.shape[1]]
+            pixels, pieces = few[inside], parts_of(some.shape, min(cached, -(-some.size // threads)), lines)
+            for_each(copy_rows, [(some[piece], pixels[piece]) for piece in pieces], threads)
+            _unfold_view(few, columns[part], whole, None, threads)
+            unused.append(padded)
 
-        for_each(work, [(part, 1 if together else threads) for part in parts], threads if together else 1)
+        for_each(copy, [(part, 1 if apart else threads) for part in parts], threads if apart else 1)
 
     on_threads((_unfold_padded, axes, columns.dtype, columns.shape, image.strides), columns.nbytes, on)
 
