@@ -44,3 +44,43 @@ extern "C" __global__ void naive_gather(const float* __restrict__ columns, float
     }
     image[index] = sum;
 }
+
+// The same as PyTorch 2.11 has it: 64-bit indices, a batch apart from its channels, two axes, and a thread that
+// walks over the blocks that reach its pixel along each.
+struct BatchedParameters {
+    long long batch, channels;
+    long long size[2], kernel[2], stride[2], dilation[2], pad[2], blocks[2];
+};
+
+extern "C" __global__ void __launch_bounds__(512)
+    batched_gather(const float* __restrict__ columns, float* __restrict__ image, const BatchedParameters p)
+{
+    const long long pixels = p.channels * p.size[0] * p.size[1]; // of one image
+    const long long step = (long long)(gridDim.x) * blockDim.x;
+    for (long long i = (long long)(blockIdx.x) * blockDim.x + threadIdx.x; i < pixels * p.batch; i += step) {
+        const long long index = i % pixels, batch = i / pixels;
+        const long long channel = index / (p.size[1] * p.size[0]);
+        const long long at[2] = {index / p.size[1] % p.size[0] + p.pad[0], index % p.size[1] + p.pad[1]};
+        const float* const own =
+            columns + batch * p.channels * p.kernel[0] * p.kernel[1] * p.blocks[0] * p.blocks[1];
+        long long begin[2], end[2]; // of the blocks
+        for (int axis = 0; axis < 2; ++axis) {
+            const long long extent = (p.kernel[axis] - 1) * p.dilation[axis] + 1,
+                            last = at[axis] / p.stride[axis] + 1;
+            begin[axis] = at[axis] < extent ? 0 : (at[axis] - extent) / p.stride[axis] + 1;
+            end[axis] = last < p.blocks[axis] ? last : p.blocks[axis];
+        }
+        float sum = 0;
+        for (long long y = begin[0]; y < end[0]; ++y)
+            for (long long x = begin[1]; x < end[1]; ++x) {
+                long long tap_y = at[0] - y * p.stride[0], tap_x = at[1] - x * p.stride[1];
+                if (tap_y % p.dilation[0] || tap_x % p.dilation[1])
+                    continue;
+                tap_y /= p.dilation[0];
+                tap_x /= p.dilation[1];
+                const long long tap = (channel * p.kernel[0] + tap_y) * p.kernel[1] + tap_x;
+                sum += own[(tap * p.blocks[0] + y) * p.blocks[1] + x];
+            }
+        image[i] = sum;
+    }
+}

@@ -287,28 +287,31 @@ EVERY_TAP = 4096
 """Taps of a kernel at most that each thread walks over to find those of its pixel: a call takes seconds beyond."""
 
 
-NAIVE_THREADS = 256
+def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, cpu_threads: int) -> Call | None:
+    """Launch a kernel of naive_gather.cu on float32, whose parameters are all of one kind of integer.
 
-
-def _naive_gather(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Launch naive_gather.cu on float32: each thread looks for the taps of one pixel, with indices of 32 bits."""
-    geometry = problem.geometry
-    if data.size > np.iinfo(np.int32).max or prod(geometry.block_shape) > EVERY_TAP:
+    In `naive_gather` each thread looks for the taps of one pixel, with indices of 32 bits and up to three axes;
+    `batched_gather` does as torch's own kernel: indices of 64 bits, two axes, batch and channels apart.
+    """
+    geometry, naive = problem.geometry, symbol == "naive_gather"
+    if data.size > np.iinfo(integer).max or (naive and prod(geometry.block_shape) > EVERY_TAP):
         return None
     import cupy
 
-    axes = (*(UNIT_AXIS,) * (3 - len(geometry.axes)), *geometry.axes)
+    threads = 256 if naive else 512
+    axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
     fields = ("size", "kernel", "stride", "dilation", "pad_begin", "blocks")
-    numbers = np.array([geometry.planes, *(getattr(axis, name) for name in fields for axis in axes)], np.int32)
+    lead = (geometry.planes,) if naive else (geometry.batch or 1, geometry.channels)
+    numbers = np.array([*lead, *(getattr(axis, name) for name in fields for axis in axes)], integer)
     parameters = numbers.view(np.dtype((np.void, numbers.nbytes)))
     file = Path(__file__).parent / "naive_gather.cu"
     text = f'// headers of none\n#line 1 "bench/{file.name}"\n{file.read_text()}'
-    kernel = cupy.RawKernel(text, "naive_gather", ("-std=c++17", f"-I{file.parent}"))
-    blocks = -(-prod(geometry.image_shape) // NAIVE_THREADS)
+    kernel = cupy.RawKernel(text, symbol, ("-std=c++17", f"-I{file.parent}"))
+    blocks = -(-prod(geometry.image_shape) // threads)
 
     def run() -> Any:
         image = cupy.empty(geometry.image_shape, np.float32)
-        kernel((blocks, 1, 1), (NAIVE_THREADS, 1, 1), (data, image, parameters))
+        kernel((blocks, 1, 1), (threads, 1, 1), (data, image, parameters))
         return image
 
     return Call(run)
@@ -706,6 +709,7 @@ SUMS, VIEWS = ("col2im", "blocks_to_array"), ("im2col", "array_to_blocks", *SPAC
 ON_GRIDS = (*SUMS, *VIEWS)
 PLAIN, AVERAGE = {"fused": (False,)}, {"fused": (True,)}
 SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_array",), **AVERAGE}
+NAIVE, BATCHED = partial(_gather, "naive_gather", np.int32, 3), partial(_gather, "batched_gather", np.int64, 2)
 GRADIENT, OF_FLOATS = partial(_on_tensors, gradient=True), {"dtypes": FLOATS, "zero_dilation": True}
 REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 
@@ -734,7 +738,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("add.at", "numpy", CPU, _add_at, ("add_blocks",)),
     Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",)),
     Peer("Triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
-    Peer("naive gather", "cupy", GPU, _naive_gather, axes=(1, 2, 3), dtypes=("float32",), **SUM),
+    Peer("naive gather", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
+    Peer("batched gather", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
     Peer("cupy", "cupy", GPU, _composition, VIEWS, **PLAIN),
     Peer("scatter_add", "cupyx", GPU, _scatter_add, **SUM),
 )

@@ -131,7 +131,7 @@ def test_the_loop_over_blocks_and_that_over_taps_compute_the_same_in_every_kind_
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("name", ["add.at", "cupy", "naive gather"])
+@pytest.mark.parametrize("name", ["add.at", "cupy", "naive gather", "batched gather"])
 def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, monkeypatch):
     """Of a few problems, with functions and kernels of CuPy alone."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
