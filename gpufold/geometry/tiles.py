@@ -57,7 +57,8 @@ def lines_of(shape: Size, *strides: Size) -> Size:
     """
     units = [1] * len(shape)
     for steps in strides:
-        step, closest = min((abs(step), n) for n, step in enumerate((*steps, LINE_BYTES)) if step)
+        apart = [(abs(step), number) for number, step in enumerate(steps) if step and shape[number] > 1]
+        step, closest = min(apart, default=(LINE_BYTES, 0))
         if closest + 1 < len(shape) and step < LINE_BYTES:
             units[closest] = 2 * LINE_BYTES // step
     return tuple(units)
