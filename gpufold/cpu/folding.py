@@ -65,7 +65,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
         copied = max(COPIED_BYTES // size, LONG_ELEMENTS * plan.operations)
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
         half = tiles.pixels_of(copied // 2, columns, image)  # for rows of sums may be longer
-        return fold_runs, tiles.TILE_ELEMENTS if fits else half
+        if fits or prod(axis.size for axis in axes) > FEW_BLOCKS * taps:  # else most of a tile is its edges
+            return fold_runs, tiles.TILE_ELEMENTS if fits else half
     limit = max(tiles.KEPT_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
     return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS)
 

@@ -33,7 +33,8 @@ DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
 
 COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 19)
-"""Of the columns that are copied at a time: of a single plane, and of more, which stay in a core's cache."""
+"""Of a plane's columns that are copied, and twice as many where nothing is widened before; and of those of several
+planes at a time, which stay in a core's cache."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -70,7 +71,8 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             return fold_cells(columns, image, axes, weights)
         copied = _layout(axes, 1).elements
         most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns.dtype, columns.strides, axes) else copied
-        fits = copied * image.itemsize <= COPIED_BYTES and copied <= most
+        allowed = COPIED_BYTES * (1 if is_narrow(columns, image) else 2)
+        fits = copied * image.itemsize <= allowed and copied <= most
         return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
     shorten_buffers(columns)
     *outer, last = axes
