@@ -137,6 +137,7 @@ def way(request, monkeypatch):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "tiled" in request.param:
+        monkeypatch.setenv("OMP_NUM_THREADS", "5" if "flat" in request.param else "2")
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
         monkeypatch.setattr(threads, "MOST_TRIED", 0)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)

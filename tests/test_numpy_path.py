@@ -10,8 +10,6 @@ import definition
 import numpy as np
 import pytest
 from cases import (
-    BLOCKS_CASES,
-    CASES,
     EMPTY_BLOCKS_CASES,
     EMPTY_CASES,
     EMPTY_POSITIONS_CASES,
@@ -122,13 +120,26 @@ def result_of(call, read):
         return call.reading(read).on(call.data if call.operation == "add_blocks" else read)
 
 
+MEMORY = {
+    "native": lambda array: array,
+    "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
+    "read-only": lambda array: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape),
+    "off its size": off_its_size,
+}
+"""Memory as others have it."""
+
+
 def check(row, number, **given):
-    """Make a row's call on arrays where the draw puts them; what is written held garbage, or what is added to."""
+    """Make a row's call on arrays where the draw puts them; what is written held garbage, or what is added to.
+
+    A result in an array of its own is that of other memory with the same elements too.
+    """
     what, call, before, view, (want, want_weight) = problem(row, number, **given)
     laid = laid_out(call, arrays_of(call, before), view, what, "auto")
     if before is None and row.operation != "add_blocks":
         laid.result[...] = garbage(laid.result.shape, laid.result.dtype)
-    kept, where = laid.input.tobytes(), f"{row} {number}: {what}"
+    memory = list(MEMORY)[what.seed % len(MEMORY)]
+    kept, where = laid.input.tobytes(), f"{row} {number}: {what}, {memory}"
     room = laid.result if laid.result.base is None else laid.result.base
     before_room, before_result = room.tobytes(), laid.result.copy()
     weight = {} if want_weight is None else {"weight_out": laid.weight_out}
@@ -138,10 +149,12 @@ def check(row, number, **given):
     (assert_same_bytes if moves else assert_same_bits)(laid.result, want, where)
     if weight:
         assert_same_bits(laid.weight_out, want_weight, where)
-    if before is None and row.operation != "add_blocks":
-        made = result_of(call, laid.input)
+    if before is None and not weight:
+        read = MEMORY[memory](laid.input)
+        made = result_of(call, read)
         assert_same_bits(made, want, where)
-        assert not np.may_share_memory(made, laid.input), where
+        assert not np.may_share_memory(made, read), where
+        assert read.tobytes() == MEMORY[memory](laid.input).tobytes(), where
     assert laid.input.tobytes() == kept, where
     laid.result[...] = before_result
     assert room.tobytes() == before_room, f"written between the elements of {where}"
@@ -244,48 +257,6 @@ def test_elements_that_move_may_be_strings_and_of_another_byte_order(kind, every
         moved, got = call.on(numbers), call.on(numbers.astype("U3").astype(dtype))
         assert got.dtype.isnative
         assert (got == np.where(moved, moved.astype("U3"), nothing).astype(dtype)).all(), call
-
-
-MEMORY = {
-    "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
-    "read-only": lambda array: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape),
-    "off its size": off_its_size,
-}
-CALLS = tuple(
-    call
-    for case, dtype in (
-        (CASES[2], np.float32),
-        (Case("large", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16), np.float32),
-        (SPACE_CASES[5], np.int32),
-        (BLOCKS_CASES[6], np.float32),
-        (POSITIONS_CASES[11], np.float32),
-    )
-    for call in calls_of(case, dtype)
-)
-
-
-@pytest.mark.parametrize("memory", MEMORY)
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.operation} of {call.data.size}")
-def test_memory_of_others_gives_the_same_bits(call, memory):
-    read = MEMORY[memory](call.read)
-    before, got = read.tobytes(), result_of(call, read)
-    assert type(got) is np.ndarray
-    assert_same_bits(got, result_of(call, call.read), memory)
-    assert read.tobytes() == before
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_number_of_threads_never_shows(threads, monkeypatch):
-    wanted = [call.on(call.data) for call in CALLS]
-    monkeypatch.setattr("gpufold.threads.THREAD_BYTES", 1)
-    monkeypatch.setattr("gpufold.threads.MOST_TRIED", 0)
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
-    gpufold.set_num_threads(threads)
-    try:
-        for call, want in zip(CALLS, wanted, strict=True):
-            assert_same_bits(call.on(call.data), want, call)
-    finally:
-        gpufold.set_num_threads(None)
 
 
 # ---------------------------------------------------------------------------------------------
