@@ -490,7 +490,7 @@ def test_chunks_are_whatever_dask_takes(name):
 
 
 # ---------------------------------------------------------------------------------------------
-# Storage, processes, and a GPU
+# Processes
 
 
 @pytest.fixture(scope="module")
@@ -514,15 +514,3 @@ def test_blocks_go_in_and_out_by_two_processes(client):
         taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
     want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window=window)
     assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
-
-
-@pytest.mark.gpu
-def test_blocks_of_cupy_s_chunks_go_on_beyond_the_array():
-    """What test_gpu.py does not compute."""
-    import cupy
-
-    array, positions = values((2, 20, 30), np.float32), PLACES * 3
-    lazy = da.from_array(cupy.asarray(array), chunks=5, asarray=False)
-    taken = gpufold.dask.take_blocks(lazy, positions, (6, 7), mode="edge", chunks=4)
-    assert isinstance(taken._meta, cupy.ndarray)
-    assert_same_bits(cupy.asnumpy(taken.compute()), gpufold.take_blocks(array, positions, (6, 7), mode="edge"))

@@ -73,7 +73,7 @@ EVERY_CALL = (
     Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),)),
 )
 """With and without weights, and at positions: in crowded tiles, of several tiles and of several planes."""
-
+TAKEN_BEYOND = calls_of(POSITIONS_CASES[11], np.float32)[1].with_options(mode="edge")
 
 SHORT_CASES = (
     Case("planes", (7, 9), (3, 3), 1, 1, 1, 1, channels=5),
@@ -690,7 +690,7 @@ def test_tiles_are_mapped_where_they_are(cupy, mode):
 
 @pytest.mark.gpu
 @pytest.mark.peer("dask")
-@pytest.mark.parametrize("call", EVERY_CALL, ids=attrgetter("operation"))
+@pytest.mark.parametrize("call", [*EVERY_CALL, TAKEN_BEYOND], ids=attrgetter("operation"))
 def test_dask_chunks_on_the_gpu_give_the_same(cupy, call):
     import dask.array as da
 
