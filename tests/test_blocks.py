@@ -122,14 +122,6 @@ def test_what_no_block_covers_is_left_alone(variant):
 
 
 @pytest.mark.hostcuda
-def test_an_array_without_elements_gives_zeros():
-    _, arrays = run(
-        Call("take_blocks", np.ones((0, 5), np.float32), (np.array([(0, 0), (-1, 2)]), (3, 4))), "per_element"
-    )
-    assert not arrays.result.any()
-
-
-@pytest.mark.hostcuda
 @pytest.mark.nvrtc
 def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     case = replace(POSITIONS_CASES[11], lead=(8,))
