@@ -253,15 +253,3 @@ def test_calls_from_many_threads_have_the_same_bits(threads):
                 assert_same_bits(got, want)
     finally:
         gpufold.set_num_threads(None)
-
-
-# ---------------------------------------------------------------------------------------------
-# Errors
-
-
-def test_other_arrays_are_refused_in_a_sentence():
-    columns = jnp.asarray(np.ones((4, 9), np.float32))
-    with pytest.raises(TypeError, match=r"window\[1\] must be a jax.Array, got numpy.ndarray"):
-        gpufold.jax.col2im(columns, (4, 4), (2, 2), window=[jnp.ones(2), np.ones(2)])
-    with pytest.raises(TypeError, match="col2im: missing a required argument: 'kernel_size'"):
-        gpufold.jax.col2im(columns, (4, 4))

@@ -270,14 +270,20 @@ def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, ki
 @kinds(*KINDS, argument="other")
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("add_blocks", "blocks"), ("add_blocks", "weights"), ("average", "weight"), ("take_blocks", "window")],
+    [
+        *(("add_blocks", "blocks"), ("add_blocks", "weights"), ("average", "weight")),
+        *(("take_blocks", "window"), ("im2col", "window[1]")),
+    ],
 )
 def test_kinds_are_not_mixed(name, argument, kind, other):
+    argument, axis, _ = argument.partition("[1]")
     if kind == other or (argument in OF_CHUNKS and {kind, other} == {"dask", "numpy"}):
         return
-    array = RIGHT[name].get(argument, np.ones({"weights": 3}.get(argument, (4, 5)), np.float32))
-    with pytest.raises(TypeError, match=rf"^{name}: .*{argument} must be a"):
-        getattr(gpufold, name)(**called(name, kind) | {argument: KINDS[other].to(array)})
+    array = RIGHT[name].get(argument, np.ones(2 if axis else {"weights": 3}.get(argument, (4, 5)), np.float32))
+    wrong = KINDS[other].to(array)
+    given = (converted(kind, array, argument), wrong) if axis else wrong
+    with pytest.raises(TypeError, match=rf"^{name}: .*{re.escape(argument + axis)} must be a"):
+        getattr(gpufold, name)(**called(name, kind) | {argument: given})
 
 
 # ---------------------------------------------------------------------------------------------
