@@ -252,7 +252,7 @@ def raced(cupy, clock):
     path = tuning.file_of(device(cupy))
     with gpufold.autotune():
         answer(cupy, FOLD)
-        assert path.is_file() or device(cupy) in tuning.unwritten, "each result is written at once"
+        assert path.is_file(), "each result is written at once"
     return path
 
 
@@ -289,29 +289,19 @@ def test_a_file_of_other_kernels_is_not_read(cupy, clock, monkeypatch):
     assert not tuning._read(tuning.file_of(device(cupy)))
 
 
-def test_a_folder_that_cannot_be_written_leaves_it_to_memory(cupy, clock, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "file" / "below"))
-    raced(cupy, clock)
-    measured = clock.measured
-    raced(cupy, clock)
-    assert clock.measured == measured
-    assert tuning.known(device(cupy))
-    assert "kept in memory alone" in str(explained(cupy))
-
-
-def test_a_file_that_can_only_be_read_is_used_and_kept(cupy, clock, monkeypatch):
+@pytest.mark.parametrize("refused", [(tuning.os, "open"), (Path, "mkdir")], ids=["file", "folder"])
+def test_what_cannot_be_written_is_kept_in_memory_beside_what_is_read(cupy, clock, monkeypatch, refused):
     path = raced(cupy, clock)
     text, learned = path.read_text(), dict(tuning.known(device(cupy)))
 
-    def refuse(*_):
+    def refuse(*_, **named):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(tuning.os, "open", refuse)
+    monkeypatch.setattr(*refused, refuse)
     tuning.forget()
     tuning.remember(problem(FOLD, device(cupy)), "next", {"gather": 1.0})
     assert tuning.known(device(cupy)) == {**learned, "next": {"gather": 1.0}}
-    assert tuning.unwritten[device(cupy)] == "read-only"
+    assert "; kept in memory alone: read-only" in str(explained(cupy))
     tuning.forget()
     assert tuning.known(device(cupy)) == learned
     assert path.read_text() == text
