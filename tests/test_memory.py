@@ -73,7 +73,12 @@ def test_a_call_needs_its_result_and_sums_a_bounded_scratch(operation, case, dty
     assert peak - result.nbytes <= scratch + 600_000
 
 
-LARGE_CASES = (CASES[0], Case("large-tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1), CASES[7])
+LARGE_CASES = (
+    CASES[0],
+    Case("large-tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
+    Case("larger-tiles", (1536, 1536), (512, 512), 256, batch=1, channels=1),
+    CASES[7],
+)
 
 
 @pytest.mark.some(13, all=4)

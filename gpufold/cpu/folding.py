@@ -68,7 +68,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
         if fits or prod(axis.size for axis in axes) > FEW_BLOCKS * taps:  # else most of a tile is its edges
             return fold_runs, tiles.TILE_ELEMENTS if fits else half
     limit = max(tiles.KEPT_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
-    return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS)
+    return fold_cells, min(limit, tiles.TILE_ELEMENTS)
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
