@@ -269,7 +269,7 @@ def speed() -> Figure:
     from bench.report import by_operation
     from bench.results import Run
 
-    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-23.json"))
+    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-28.json"))
     shown = {"torch": "torch", "loop": "a NumPy loop", "fastest": "the fastest peer"}
     figure, axes = _chart(5.6, (0.1, 0.87), "time of a peer divided by gpufold's", 9.4, 1)
     axes.set_ylim(len(measured), -0.1)
