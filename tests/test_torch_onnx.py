@@ -84,7 +84,7 @@ EXPORTS = [
 """Of each operation by both; every other one is of each operation once."""
 
 
-@pytest.mark.some(3, all=2)
+@pytest.mark.some(3, all=3)
 @pytest.mark.parametrize(("dynamo", "operation"), EXPORTS)
 @pytest.mark.peer("onnxruntime")
 def test_what_is_exported_computes_the_same(operation, dynamo):
@@ -105,7 +105,7 @@ def test_what_is_exported_computes_the_same(operation, dynamo):
                 np.testing.assert_allclose(computed(model, given, by), want, rtol=1e-6)
 
 
-@pytest.mark.some(3, all=2)
+@pytest.mark.some(3, all=3)
 @pytest.mark.parametrize("name", ["float16", "float64", "bool", "int32", "uint8"])
 @pytest.mark.parametrize("called", ["col2im", "im2col"])
 @BOTH

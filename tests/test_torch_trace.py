@@ -132,7 +132,7 @@ def test_what_is_recorded_computes(operation, recorder, learns):
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.some(7, all=2)
+@pytest.mark.some(7, all=4)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("recorder", ["compile", "make_fx", "make_fx of fakes", "make_fx of symbols"])
 @named([operation_of("col2im"), operation_of("col2im-full")])
