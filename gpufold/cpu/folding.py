@@ -19,7 +19,7 @@ from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
-from gpufold.geometry.tiles import LINE_BYTES, crowding, lines_of, parts_of
+from gpufold.geometry.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, on_threads
 
@@ -47,7 +47,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = 
     by cells, which cut a block's rows where a stride ends. Few go by their index.
     """
     plan = plan_of(axes)
-    if move and max(lines_of(image.shape, columns.strides[:2] + columns.strides[image.ndim :])) > 1:
+    if move and max(lines_of(image.shape, tiles.strides_of_blocks(columns))) > 1:
         return fold_cells, tiles.KEPT_BYTES // image.itemsize
     if move and plan.once and phase_by_phase(axes, image.itemsize) is None:
         return fold_cells, max(1, image.size)  # which is written in its order
@@ -128,7 +128,7 @@ def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: i
     """Copy blocks from padded copies of so many planes at most: a thread has its own, where there are planes enough."""
     lines, cached = lines_of(image.shape, image.strides), image.size
     if max(lines) > 1:
-        cached = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // image.itemsize
+        cached = tiles.kept_bytes(image) // image.itemsize
     planes, units = prod(image.shape[:2]), lines[:2] if most >= max(lines) else ()
     inside = (ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))
     whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
@@ -170,7 +170,7 @@ def _unfold_view(
     of_blocks = (*columns.shape[:2], *columns.shape[2 + rank :])
     touched = min(LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
     lines = lines_of(of_blocks, image.strides)
-    cached = tiles.KEPT_BYTES // crowding(image.shape, image.strides) // touched
+    cached = tiles.kept_bytes(image) // touched
     if max(lines) == 1 and prod(of_blocks[2:]) <= cached:  # planes, which are copied one by one anyway
         cached = prod(of_blocks)
 

@@ -26,8 +26,8 @@ from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
 from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 20000
-"""Blocks of a plane from which a flat run is a long enough inner loop, and bytes of sums from which
-it takes less than a copy, as it does wherever runs reach whole rows."""
+"""Blocks of a plane from which a flat run is a long enough inner loop, and bytes of sums from which it takes less than
+a copy, as it does wherever runs reach whole rows."""
 
 DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpufold.cores import cache_bytes
 from gpufold.cpu.arithmetic import ALL, Array
-from gpufold.geometry import Axis
-from gpufold.geometry.tiles import cut_into_tiles
+from gpufold.geometry import Axis, Size
+from gpufold.geometry.tiles import crowding, cut_into_tiles
 from gpufold.threads import for_each, is_short, on_threads
 
 CACHE_BYTES = cache_bytes()
@@ -41,7 +41,7 @@ def for_each_tile(
     def on(threads: int) -> None:
         most = min(limit, -(-image.size // threads))
         taps = (ALL,) * len(axes)
-        strides = (image.strides, columns.strides[:2] + columns.strides[image.ndim :])
+        strides = (image.strides, strides_of_blocks(columns))
         cut = cut_into_tiles(image.shape, axes, most, *strides)
         if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
             cut = cut_into_tiles(image.shape, axes, max(1, most // 2), *strides)
@@ -49,6 +49,16 @@ def for_each_tile(
         for_each(work, [(*part, *more) for part in parts], threads)
 
     on_threads((work, axes, columns.dtype, columns.shape, columns.strides, image.strides), size, on)
+
+
+def strides_of_blocks(columns: Array) -> Size:
+    """Return the strides of split columns along the axes that an image has: (N, C, *blocks)."""
+    return columns.strides[:2] + columns.strides[1 + columns.ndim // 2 :]
+
+
+def kept_bytes(array: Array) -> int:
+    """Return how many bytes of an array's rows stay in a core's cache."""
+    return KEPT_BYTES // crowding(array.shape, array.strides)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:
