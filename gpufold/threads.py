@@ -28,10 +28,11 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
 
 THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
-"""Of a call for each of its threads at least, and up to which one thread is tried beside all."""
+"""Of a call for each of its threads at least, and up to which its choices are tried."""
 
-TRIALS, AGAIN = 3, 32
-"""How often each is tried at first, in turns; and calls of which one tries again what is not chosen."""
+TRIALS, AGAIN, WORTH = 3, 32, 2
+"""How often each choice is tried at first; calls of which one tries another again; and up to how many times the least
+time it took."""
 
 _c: Any = None
 """The locks of C's library."""
@@ -158,15 +159,33 @@ class _Together:
 
 
 class _Trial:
-    """The seconds that calls of a kind take, on one thread and on more."""
+    """The seconds that calls of a kind take, choice by choice."""
 
-    __slots__ = ("calls", "seconds")
+    __slots__ = ("best", "calls", "seconds")
 
-    def __init__(self) -> None:
-        self.calls, self.seconds = 0, [inf, inf]
+    def __init__(self, choices: int) -> None:
+        self.best, self.calls, self.seconds = 0, 0, [inf] * choices
+
+    def choose(self) -> int:
+        """Return a choice for the next call: each in turn at first, then the best, and now and then another."""
+        number, self.calls, count = self.calls, self.calls + 1, len(self.seconds)
+        if number < TRIALS * count:
+            return number % count
+        other = number // AGAIN % count if number % AGAIN == AGAIN - 1 else self.best
+        if self.seconds[other] < WORTH * self.seconds[self.best]:
+            return other
+        self.seconds[other] *= 0.75  # so that it has another chance, the later the slower it was
+        return self.best
+
+    def took(self, choice: int, new: float) -> None:
+        """Note the seconds of a call; what disturbs the best choice once makes no other the best."""
+        known = self.seconds[choice]
+        more = min(new, 2 * known) if choice == self.best else new
+        self.seconds[choice] = new if new < known else known + (more - known) / 4
+        self.best = self.seconds.index(min(self.seconds))
 
 
-_trial_of = lru_cache(maxsize=256)(lambda *kind: _Trial())
+_trial_of = lru_cache(maxsize=256)(lambda choices, *kind: _Trial(choices))
 
 
 def is_short(size: int) -> bool:
@@ -174,22 +193,24 @@ def is_short(size: int) -> bool:
     return size < 2 * THREAD_BYTES
 
 
-def on_threads(kind: tuple[Any, ...], size: int, work: Callable[[int], None]) -> None:
-    """Call work(threads) on arrays of so many bytes: with all threads or with one, as calls of a kind take less time.
+def on_threads(kind: tuple[Any, ...], size: int, *ways: Callable[[int], None]) -> None:
+    """Call a way(threads), on arrays of so many bytes, with all threads or with one: as calls of a kind take less time.
 
-    What a second thread costs only the machine knows: how long one takes to wake, and to wait for another's Python.
+    What only the machine knows: how long a thread takes to wake and to wait for another's Python, and what its caches
+    keep. Calls that are short, or so large that a trial takes long, go the first way.
     """
-    most = 1 if is_short(size) else min(get_num_threads(), size // THREAD_BYTES)
-    if most < 2 or size > MOST_TRIED:
-        return work(most)
-    trial = _trial_of(most, kind)
-    number, trial.calls = trial.calls, trial.calls + 1
-    together = number % 2 == 0 if number < 2 * TRIALS else trial.seconds[1] < trial.seconds[0]
-    together ^= number % AGAIN == AGAIN - 1
+    short = is_short(size)
+    most = 1 if short else min(get_num_threads(), size // THREAD_BYTES)
+    choices = len(ways) + (most > 1)
+    if choices == 1 or short or size > MOST_TRIED:
+        return ways[0](most)
+    trial = _trial_of(choices, most, kind)
+    choice = trial.choose()
+    alone = choice == len(ways)
+    way = ways[trial.seconds.index(min(trial.seconds[:-1])) if alone else choice]
     start = perf_counter()
-    work(most if together else 1)
-    new, known = perf_counter() - start, trial.seconds[together]
-    trial.seconds[together] = new if new < known else known + (new - known) / 4  # what disturbs a call soon counts less
+    way(1 if alone else most)
+    trial.took(choice, perf_counter() - start)
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], most: int = MOST_THREADS) -> None:

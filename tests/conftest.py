@@ -121,7 +121,7 @@ def _numpy_in_doctests(doctest_namespace):
     doctest_namespace["np"] = np
 
 
-@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "turned-tiled", "indexed-tiled"])
+@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "turned-tiled", "indexed-tiled", "last-tiled"])
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     forget_sizes()
@@ -136,6 +136,11 @@ def way(request, monkeypatch):
         for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
+    if "last" in request.param:
+        for module in (folding, tiles):
+            monkeypatch.setattr(
+                module, "on_threads", lambda kind, size, *ways: threads.on_threads(kind, size, ways[-1])
+            )
     if "tiled" in request.param:
         monkeypatch.setenv("OMP_NUM_THREADS", "5" if "flat" in request.param else "2")
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
@@ -144,7 +149,6 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "CACHE_BYTES", 1)
         monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
         monkeypatch.setattr(sections, "LINE_BYTES", 8)
-        monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
         monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)

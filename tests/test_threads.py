@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -179,33 +180,47 @@ def test_a_worker_of_a_data_loader_uses_one():
     assert python("-c", LOADED, OMP_NUM_THREADS="7") == "[1, 1] [1, 1] 7\n"
 
 
-@pytest.mark.parametrize("together", [0.5, 1.0, 2.0], ids=lambda seconds: f"{seconds}-s")
-def test_calls_of_a_kind_are_made_as_they_take_less_time(together, monkeypatch):
-    """Of one second on one thread; what takes longer is tried again, and taken once it no longer does."""
-    seconds, now, made = {1: 1.0, 2: together}, [0.0], []
+@pytest.mark.parametrize(("ways", "count"), [(1, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize("fastest", [0, 1, -1])
+def test_calls_of_a_kind_are_made_as_they_take_less_time(fastest, ways, count, monkeypatch):
+    """Each way with all threads, and the best of them with one; what is not far slower is tried again."""
+    tried = [(way, count) for way in range(ways)]
+    seconds, now, made = dict.fromkeys(tried, 1.5) | {(way, 1): 1.5 for way in range(ways)}, [0.0], []
+    best = (fastest % ways, 1 if count == 2 and fastest == -1 else count)
+    seconds[best[0], count], seconds[best] = 1.2, 1.0
 
-    def work(count):
-        made.append(count)
-        now[0] += seconds[count]
+    def work(way, threads):
+        made.append((way, threads))
+        now[0] += seconds[way, threads]
 
-    gpufold.set_num_threads(2)
+    def call(size):
+        threads.on_threads(kind, size, *[partial(work, way) for way in range(ways)])
+
+    gpufold.set_num_threads(count)
     monkeypatch.setattr(threads, "MOST_TRIED", 1 << 28)
     monkeypatch.setattr(threads, "perf_counter", lambda: now[0])
-    kind, bytes_of_two = (together, object()), 2 * threads.THREAD_BYTES
-    for _ in range(4 * threads.AGAIN):
-        threads.on_threads(kind, bytes_of_two, work)
-    best, other = (2, 1) if together < 1 else (1, 2)
-    first = made[: 2 * threads.TRIALS]
-    assert first == [2, 1] * threads.TRIALS
-    assert set(made[len(first) : threads.AGAIN - 1]) == {best}
-    assert made[len(first) :].count(other) == 4
-    seconds[best] = 4.0
-    for _ in range(2 * threads.AGAIN):
-        threads.on_threads(kind, bytes_of_two, work)
-    assert made[-2] == other
+    kind, bytes_of_two = (object(),), 2 * threads.THREAD_BYTES
+    choices = ways + (count == 2)
+    for _ in range(choices * threads.AGAIN):
+        call(bytes_of_two)
+    first = threads.TRIALS * choices
+    alone = [(best[0], 1)] * (count == 2)
+    assert made[:first] == threads.TRIALS * [*tried, *alone]
+    assert set(made[first : threads.AGAIN - 1]) == {best}
+    assert {*tried, *alone} == set(made[first:])
+    assert made[first:].count(best) == choices * (threads.AGAIN - 1) + 1 - first
+    slow = next(each for each in [*tried, *alone] if each != best)
+    seconds[slow], made[:] = 99.0, []
+    for _ in range(8 * choices * threads.AGAIN):
+        call(bytes_of_two)
+    assert made.count(slow) == 1  # it is left alone for long
+    seconds[slow], made[:] = 0.5, []
+    for _ in range(8 * choices * threads.AGAIN):
+        call(bytes_of_two)
+    assert made.count(slow) > 2 * choices
     for size in (bytes_of_two - 1, threads.MOST_TRIED + 1):
-        threads.on_threads(kind, size, work)
-    assert made[-2:] == [1, 2]
+        call(size)
+    assert made[-2:] == [(0, 1), (0, count)]
 
 
 def numbers(count):

@@ -82,19 +82,11 @@ class CellWay(NamedTuple):
     pieces: tuple[CellPiece, ...]
 
 
-def phase_by_phase(axes: tuple[Axis, ...], size: int) -> int | None:
-    """Return the axis whose phases are moved one by one, as cells along it are short, of elements of so many bytes."""
-    for number in range(len(axes) - 1, -1, -1):
-        if axes[number].stride > 1:
-            return number if axes[number].stride < LONG_STRIDE and size * axes[number].stride < LONG_CELL else None
-        size *= axes[number].size
-    return None
-
-
 @kept
-def cell_way(axes: tuple[Axis, ...], separate: int | None, taps_are_closest: bool = False) -> CellWay:
-    """Pair cells and columns, those of one axis phase by phase."""
+def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False, copied: int = 0) -> CellWay:
+    """Pair cells and columns, those of one axis phase by phase; or as is best to copy elements of so many bytes."""
     plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
+    separate = _phase_by_phase(axes, copied) if copied else rank - 1
     for number, turned in enumerate(plan.turned):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
     by_axis = [_pairs_along(axis, n == separate, plan.turned[n]) for n, axis in enumerate(plan.axes)]
@@ -106,6 +98,15 @@ def cell_way(axes: tuple[Axis, ...], separate: int | None, taps_are_closest: boo
         pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
         pieces.append(CellPiece(pixels, shape, tuple(pairs)))
     return CellWay(tuple(order), tuple(pieces))
+
+
+def _phase_by_phase(axes: tuple[Axis, ...], size: int) -> int | None:
+    """Return the axis whose phases are moved one by one, as cells along it are short, of elements of so many bytes."""
+    for number in range(len(axes) - 1, -1, -1):
+        if axes[number].stride > 1:
+            return number if axes[number].stride < LONG_STRIDE and size * axes[number].stride < LONG_CELL else None
+        size *= axes[number].size
+    return None
 
 
 @kept
@@ -138,8 +139,7 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
         shorten_buffers(columns)
     plan = plan_of(axes)
     copies = move or plan.apart  # a pixel has one tap at most
-    separate = phase_by_phase(axes, image.itemsize) if copies and weights is None else len(axes) - 1
-    way = cell_way(axes, separate, rows_of_taps)
+    way = cell_way(axes, rows_of_taps, image.itemsize if copies and weights is None else 0)
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
     if not plan.once:
@@ -157,7 +157,7 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Move pixels, weighted, into the columns whose taps land on them."""
-    way = cell_way(axes, len(axes) - 1)
+    way = cell_way(axes)
     factors = spread(weights, columns)
     weights = None if factors is None else factors.transpose(way.order)
     columns = columns.transpose(way.order)

@@ -12,9 +12,9 @@ import numpy as np
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
-from gpufold.cpu.cells import fold_cells, phase_by_phase, taps_are_closest, unfold_cells
+from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
-from gpufold.cpu.runs import COPIED_BYTES, are_long, fold_runs
+from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
@@ -26,12 +26,8 @@ from gpufold.threads import for_each, on_threads
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """Adds split columns, weighed, into a tile of an image, every element of which it writes."""
 
-LONG_ELEMENTS = 1 << 9
-"""Of an array operation on a tile at least: to start one takes little beside that."""
-
-FEW_BLOCKS, MANY_TAPS = 16, 4
-"""Blocks whose pixels a tile has at least, for it cuts those along its edges; and taps in an array operation from which
-its inner loops are long enough without a copy."""
+FEW_BLOCKS = 16
+"""Blocks whose pixels a tile has at least, for it cuts those along its edges."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 2
 """Of a padded copy of planes at most; and how many times as large as it columns are at least."""
@@ -40,47 +36,43 @@ SHORT_ROW = 4
 """Bytes of a row of taps from which it is copied sooner than each of them is, of all blocks of a tile."""
 
 
-def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int]:
-    """Return the way that columns take into an image, and how many pixels a tile has at most.
+def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> list[tuple[int, Way]]:
+    """Return the ways that columns may take into an image, and how many pixels a tile has at most: the likeliest first.
 
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
     by cells, which cut a block's rows where a stride ends. Few go by their index.
     """
-    plan = plan_of(axes)
-    if move and max(lines_of(image.shape, tiles.strides_of_blocks(columns))) > 1:
-        return fold_cells, tiles.KEPT_BYTES // image.itemsize
-    if move and plan.once and phase_by_phase(axes, image.itemsize) is None:
-        return fold_cells, max(1, image.size)  # which is written in its order
-    if move or plan.once or plan.apart:
-        return fold_cells, tiles.CACHE_BYTES // 2 // image.itemsize
+    kept, size = tiles.KEPT_BYTES // image.itemsize, sum_dtype(image.dtype).itemsize
+    scratch = treatment.accumulate or treatment.reduction != "sum" or size != image.itemsize
+    most = max(1, min(image.size, tiles.TILE_ELEMENTS) if scratch and not treatment.move else image.size)
+    if treatment.move or plan_of(axes).once or plan_of(axes).apart:
+        few = [] if columns.nbytes <= tiles.CACHE_BYTES else [(kept, fold_cells)]
+        return [*few, (most, fold_cells)]
     if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
-        return fold_indexed, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image)
-    size = sum_dtype(image.dtype).itemsize
+        return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
+    taps = prod(axis.kernel for axis in axes)
+    by_cells: list[tuple[int, Way]] = [(max(few, FEW_BLOCKS * taps), fold_cells) for few in (kept, kept // 4)]
+    by_cells = [*[each for each in by_cells if each[0] < most], (most, fold_cells)]
     if not taps_are_closest(columns.strides, axes):
-        steps = plan.operations if any(are_long(columns.dtype, columns.strides, axes)) else tiles.TILE_STEPS
-        most = min(2 * tiles.CACHE_BYTES // size, tiles.pixels_of(tiles.STEP_ELEMENTS * steps, columns, image))
-        return fold_runs, max(tiles.TILE_ELEMENTS, most)
-    taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
-    if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
-        copied = max(COPIED_BYTES // size, LONG_ELEMENTS * plan.operations)
+        return [(tiles.TILE_ELEMENTS, fold_runs), by_cells[0]]
+    if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
+        copied = COPIED_BYTES // size
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
         half = tiles.pixels_of(copied // 2, columns, image)  # for rows of sums may be longer
-        if fits or prod(axis.size for axis in axes) > FEW_BLOCKS * taps:  # else most of a tile is its edges
-            return fold_runs, tiles.TILE_ELEMENTS if fits else half
-    limit = max(tiles.KEPT_BYTES // image.itemsize, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
-    return fold_cells, min(limit, tiles.TILE_ELEMENTS)
+        if fits or half > FEW_BLOCKS * taps:  # else most of a tile is its edges
+            return [(tiles.TILE_ELEMENTS if fits else half, fold_runs), *by_cells]
+    return by_cells
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
-    way, limit = fold_way(columns, image, axes, treatment.move)
-    if treatment.move:
-        return tiles.for_each_tile(_fold_tile, columns, image, axes, limit, treatment, way)
-    with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        tiles.for_each_tile(_fold_tile, columns, image, axes, limit, treatment, way)
+    ways = fold_ways(columns, image, axes, treatment)
+    with nullcontext() if treatment.move else np.errstate(all="ignore"):
+        # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
+        tiles.for_each_tile(_fold_tile, columns, image, axes, ways, treatment)
 
 
-def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: Way) -> None:
+def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], way: Way, treatment: Treatment) -> None:
     if treatment.move:
         return fold_cells(columns, image, axes, None, move=True)
     accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
@@ -121,7 +113,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             columns[index] = np.zeros((), columns.dtype)
         if image.size:
             limit = tiles.KEPT_BYTES // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
-            tiles.for_each_tile(unfold_cells, columns, image, axes, limit, weights)
+            tiles.for_each_tile(unfold_cells, columns, image, axes, [(limit,)], weights)
 
 
 def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: int) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 from gpufold.cores import cache_bytes
-from gpufold.cpu.arithmetic import ALL, Array
+from gpufold.cpu.arithmetic import ALL, Array, Index
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.tiles import crowding, cut_into_tiles
+from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
 CACHE_BYTES = cache_bytes()
@@ -23,32 +26,40 @@ SMALL_ELEMENTS = 1 << 14
 TILE_ELEMENTS = 1 << 19
 """Pixels of a tile at most: its scratch is all a call needs."""
 
-STEP_ELEMENTS = 1 << 14
-"""Of columns in an array operation, from which it takes long beside starting it: that is Python's, one at a time."""
-
-TILE_STEPS = 8
-"""Array operations on a tile besides those that add or move columns."""
-
 
 def for_each_tile(
-    work: Callable[..., None], columns: Array, image: Array, axes: tuple[Axis, ...], limit: int, *more: Any
+    work: Callable[..., None],
+    columns: Array,
+    image: Array,
+    axes: tuple[Axis, ...],
+    ways: Sequence[tuple[int, *tuple[Any, ...]]],
+    *more: Any,
 ) -> None:
-    """Call work(columns, pixels, axes, *more) for tiles of `limit` pixels at most."""
+    """Call work(columns, pixels, axes, *how, *more) for tiles: the way (most pixels, *how) that takes least time."""
     size = max(columns.nbytes, image.nbytes)
-    if image.size <= limit and is_short(size):
-        return work(columns, image, axes, *more)
+    if image.size <= ways[0][0] and is_short(size):
+        return work(columns, image, axes, *ways[0][1:], *more)
 
-    def on(threads: int) -> None:
-        most = min(limit, -(-image.size // threads))
-        taps = (ALL,) * len(axes)
-        strides = (image.strides, strides_of_blocks(columns))
-        cut = cut_into_tiles(image.shape, axes, most, *strides)
-        if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
-            cut = cut_into_tiles(image.shape, axes, max(1, most // 2), *strides)
-        parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
-        for_each(work, [(*part, *more) for part in parts], threads)
+    strides = (image.strides, strides_of_blocks(columns))
 
-    on_threads((work, axes, columns.dtype, columns.shape, columns.strides, image.strides), size, on)
+    def on(limit: int, how: tuple[Any, ...], threads: int) -> None:
+        parts = _parts(image.shape, axes, limit, threads, *strides)
+        for_each(work, [(columns[blocks], image[pixels], some, *how, *more) for blocks, pixels, some in parts], threads)
+
+    kind = (work, axes, columns.dtype, columns.shape, *strides)
+    on_threads(kind, size, *[partial(on, limit, tuple(how)) for limit, *how in ways])
+
+
+@kept
+def _parts(
+    shape: Size, axes: tuple[Axis, ...], limit: int, threads: int, *strides: Size
+) -> tuple[tuple[Index, Index, tuple[Axis, ...]], ...]:
+    """Return the tiles of an image for so many threads, each by its columns, its pixels and its axes."""
+    most, taps = min(limit, -(-prod(shape) // threads)), (ALL,) * len(axes)
+    cut = cut_into_tiles(shape, axes, most, *strides)
+    if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
+        cut = cut_into_tiles(shape, axes, max(1, most // 2), *strides)
+    return tuple([((*each.pixels[:2], *taps, *each.blocks), each.pixels, each.axes) for each in cut])
 
 
 def strides_of_blocks(columns: Array) -> Size:

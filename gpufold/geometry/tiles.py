@@ -22,8 +22,7 @@ class Tile(NamedTuple):
     axes: tuple[Axis, ...]
 
 
-@kept
-def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, *strides: Size) -> tuple[Tile, ...]:
+def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, *strides: Size) -> list[Tile]:
     """Cut an image into tiles of at most `limit` pixels, as `parts_of` does: into whole cells and lines of a cache."""
     cells = (1, 1, *(axis.stride for axis in axes))
     units = tuple(-(-few // cell) * cell for few, cell in zip(lines_of(shape, *strides), cells, strict=True))
@@ -32,7 +31,7 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, *strides: Si
         sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
         blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
         tiles.append(Tile(pixels, blocks, tuple(axis for axis, _ in sections)))
-    return tuple(tiles)
+    return tiles
 
 
 @kept
