@@ -19,6 +19,9 @@ MOST_SAMPLES = 200
 SAMPLE_SECONDS = 2e-3
 """A sample repeats a call until it is this long, so that what the clock itself takes does not show."""
 
+WARM_CALLS, WARM_SECONDS = 16, 0.1
+"""Calls before the first sample, unless fewer take so long: what a candidate learns from its calls, it knows then."""
+
 SETTLING_SECONDS = 0.003
 """Pause before a CPU sample, in which the threads of the candidate before stop spinning for more work."""
 
@@ -83,8 +86,11 @@ class CpuClock:
         return answer, self.counter() - start
 
     def repeats(self, call: Callable[[], Any]) -> int:
-        """Time one call, which is warm by now."""
-        return max(1, round(SAMPLE_SECONDS / max(self.first(call)[1], 1e-9)))
+        """Time the last of some calls."""
+        seconds: list[float] = []
+        while len(seconds) < WARM_CALLS and sum(seconds) < WARM_SECONDS:
+            seconds.append(self.first(call)[1])
+        return max(1, round(SAMPLE_SECONDS / max(seconds[-1], 1e-9)))
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
         """Add the mean of some calls, after one that wakes the candidate's threads and fills the caches again.
