@@ -160,8 +160,10 @@ def _unfold_view(
     order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
     copy = copy_rows if weights is None else multiply
     of_blocks = (*columns.shape[:2], *columns.shape[2 + rank :])
-    touched = min(LINE_BYTES, image.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes))
-    lines = lines_of(of_blocks, image.strides)
+    lines, touched = lines_of(of_blocks, image.strides), prod(min(axis.kernel, axis.stride) for axis in axes)
+    touched *= image.itemsize
+    if max(lines) == 1:
+        touched = min(LINE_BYTES, touched)  # rows of a block are read in one go
     cached = tiles.kept_bytes(image) // touched
     if max(lines) == 1 and prod(of_blocks[2:]) <= cached:  # planes, which are copied one by one anyway
         cached = prod(of_blocks)
