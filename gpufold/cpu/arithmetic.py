@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufold.elements import is_narrow, widened
+from gpufold.geometry import Size
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
@@ -74,6 +75,11 @@ def spread(weights: Array | None, columns: Array) -> Array | None:
     if weights is None:
         return None
     return np.ndarray(columns.shape, weights.dtype, weights, 0, (0, 0, *weights.strides, *(0,) * weights.ndim))
+
+
+def repeated(array: Array, shape: Size) -> Array:
+    """View a contiguous array in a shape that has more axes in front, by zero strides."""
+    return np.ndarray(shape, array.dtype, array, 0, (*(0,) * (len(shape) - array.ndim), *array.strides))
 
 
 def copy_rows(elements: Array, copy: Array) -> None:

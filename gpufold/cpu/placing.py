@@ -12,7 +12,17 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers
+from gpufold.cpu.arithmetic import (
+    ALL,
+    PRODUCTS,
+    Array,
+    Index,
+    add_pairs,
+    copy_rows,
+    multiply,
+    repeated,
+    shorten_buffers,
+)
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
@@ -44,9 +54,10 @@ def add_blocks(
     weights = None if window is None else weights_of_block(window, geometry.block_shape, least)
     _add(blocks, array, weights, positions)
     if weight_out is not None:
-        shape = (geometry.count, *geometry.block_shape)
-        ones: Array = np.ndarray(shape, weight_out.dtype, np.ones((), weight_out.dtype), 0, (0,) * len(shape))
-        _add(ones, weight_out, weights, positions)
+        added, factors = np.ones((), weight_out.dtype), weights
+        if weights is not None and weights.dtype == weight_out.dtype:
+            added, factors = weights, None
+        _add(repeated(added, (geometry.count, *geometry.block_shape)), weight_out, factors, positions)
 
 
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
@@ -55,7 +66,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     if len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
         with np.errstate(all="ignore"):
             shorten_buffers(blocks)
-            factors = None if weights is None else np.broadcast_to(weights, blocks.shape)
+            factors = None if weights is None else repeated(weights, blocks.shape)
             _add_slices(array, blocks, factors, [[number] for number in range(len(blocks))], positions)
         return
     scatters, limit = _are_small(blocks, rank), array.size
@@ -110,7 +121,7 @@ def _add_to_tile(
     if scatters:
         _scatter(total, blocks, weights, met, positions, begin)
     else:
-        weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
+        weights = None if weights is None else repeated(weights, blocks.shape)
         _add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
     if total is not tile:
         tile[...] = total
