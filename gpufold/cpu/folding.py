@@ -32,6 +32,9 @@ FEW_BLOCKS = 16
 PADDED_BYTES, OVERLAP = 1 << 23, 2
 """Of a padded copy of planes at most; and how many times as large as it columns are at least."""
 
+FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
+"""Lines that a core's first-level cache keeps from tap to tap, and bytes of columns that are worth a step of Python."""
+
 SHORT_ROW = 4
 """Bytes of a row of taps from which it is copied sooner than each of them is, of all blocks of a tile."""
 
@@ -54,7 +57,7 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
     by_cells: list[tuple[int, Way]] = [(max(few, FEW_BLOCKS * taps), fold_cells) for few in (kept, kept // 4)]
     by_cells = [*[each for each in by_cells if each[0] < most], (most, fold_cells)]
     if not taps_are_closest(columns.strides, axes):
-        return [(tiles.TILE_ELEMENTS, fold_runs), by_cells[0]]
+        return [(tiles.TILE_ELEMENTS, fold_runs), (kept, fold_runs), by_cells[0]]
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
         copied = COPIED_BYTES // size
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
@@ -162,11 +165,13 @@ def _unfold_view(
     of_blocks = (*columns.shape[:2], *columns.shape[2 + rank :])
     lines, touched = lines_of(of_blocks, image.strides), prod(min(axis.kernel, axis.stride) for axis in axes)
     touched *= image.itemsize
-    if max(lines) == 1:
-        touched = min(LINE_BYTES, touched)  # rows of a block are read in one go
-    cached = tiles.kept_bytes(image) // touched
-    if max(lines) == 1 and prod(of_blocks[2:]) <= cached:  # planes, which are copied one by one anyway
-        cached = prod(of_blocks)
+    if max(lines) > 1:
+        cached = tiles.kept_bytes(image) // touched
+    elif axes[-1].stride * abs(image.strides[-1]) >= LINE_BYTES and not taps_are_closest(columns.strides, axes):
+        cached = max(FEW_LINES, PART_BYTES * prod(of_blocks) // columns.nbytes)  # each tap reads a line of every block
+    else:  # rows of a block are read in one go, and planes are copied one by one anyway
+        cached = tiles.kept_bytes(image) // min(LINE_BYTES, touched)
+        cached = prod(of_blocks) if prod(of_blocks[2:]) <= cached else cached
 
     def on(threads: int) -> None:
         parts = parts_of(of_blocks, max(1, min(cached, -(-prod(of_blocks) // threads))), lines)
