@@ -45,14 +45,16 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
     by cells, which cut a block's rows where a stride ends. Few go by their index.
     """
+    plan = plan_of(axes)
+    moved = treatment.move or plan.once or plan.apart
+    if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
+        return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     kept, size = tiles.KEPT_BYTES // image.itemsize, sum_dtype(image.dtype).itemsize
     scratch = treatment.accumulate or treatment.reduction != "sum" or size != image.itemsize
     most = max(1, min(image.size, tiles.TILE_ELEMENTS) if scratch and not treatment.move else image.size)
-    if treatment.move or plan_of(axes).once or plan_of(axes).apart:
+    if moved:
         few = [] if columns.nbytes <= tiles.CACHE_BYTES else [(kept, fold_cells)]
         return [*few, (most, fold_cells)]
-    if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
-        return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     taps = prod(axis.kernel for axis in axes)
     by_cells: list[tuple[int, Way]] = [(max(few, FEW_BLOCKS * taps), fold_cells) for few in (kept, kept // 4)]
     by_cells = [*[each for each in by_cells if each[0] < most], (most, fold_cells)]
