@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
@@ -17,9 +19,9 @@ from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
-from gpufold.geometry import Axis
+from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
-from gpufold.geometry.tiles import LINE_BYTES, lines_of, parts_of
+from gpufold.geometry.tiles import LINE_BYTES, crowding, lines_of, parts_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, on_threads
 
@@ -157,32 +159,68 @@ def _unfold_view(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int | None = None
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
-    first = image[(ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes))]
-    taps = (axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True))
-    blocks = (axis.stride * step for axis, step in zip(axes, image.strides[2:], strict=True))
-    view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
-    rank, arrays = len(axes), [array for array in (view, weights, columns) if array is not None]
-    order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
+    view_of = _view_of(axes, image.itemsize, image.shape, image.strides, columns.shape, columns.strides)
+    view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
+    arrays = [array for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
-    of_blocks = (*columns.shape[:2], *columns.shape[2 + rank :])
-    lines, touched = lines_of(of_blocks, image.strides), prod(min(axis.kernel, axis.stride) for axis in axes)
-    touched *= image.itemsize
-    if max(lines) > 1:
-        cached = tiles.kept_bytes(image) // touched
-    elif axes[-1].stride * abs(image.strides[-1]) >= LINE_BYTES and not taps_are_closest(columns.strides, axes):
-        cached = max(FEW_LINES, PART_BYTES * prod(of_blocks) // columns.nbytes)  # each tap reads a line of every block
-    else:  # rows of a block are read in one go, and planes are copied one by one anyway
-        cached = tiles.kept_bytes(image) // min(LINE_BYTES, touched)
-        cached = prod(of_blocks) if prod(of_blocks[2:]) <= cached else cached
 
     def on(threads: int) -> None:
-        parts = parts_of(of_blocks, max(1, min(cached, -(-prod(of_blocks) // threads))), lines)
-        indices = [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts]
-        for_each(copy, [tuple([array[index].transpose(order) for array in arrays]) for index in indices], threads)
+        order = view_of.order
+        parts = [tuple([array[part].transpose(order) for array in arrays]) for part in view_of.parts(threads)]
+        for_each(copy, parts, threads)
 
     if threads is not None:
         return on(threads)
-    on_threads((copy, axes, columns.dtype, columns.shape, columns.strides, image.strides), columns.nbytes, on)
+    on_threads((copy, view_of, columns.dtype), columns.nbytes, on)
+
+
+@dataclass(slots=True, eq=False)
+class _View:
+    """A view of the blocks that lie inside an image, in the shape of split columns, and how it is cut."""
+
+    first: Index
+    """The image from its first pixel on."""
+    steps: Size
+    order: tuple[int, ...]
+    """The axes of a part, of which the taps of a row are the last."""
+    of_blocks: Size
+    most: int
+    """Elements of `of_blocks` in a part at most."""
+    lines: Size
+
+    def parts(self, threads: int) -> list[Index]:
+        """Return the parts of split columns for so many threads."""
+        rank, most = len(self.of_blocks) - 2, min(self.most, -(-prod(self.of_blocks) // threads))
+        return [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts_of(self.of_blocks, max(1, most), self.lines)]
+
+
+@kept
+def _view_of(
+    axes: tuple[Axis, ...], itemsize: int, shape: Size, strides: Size, columns_shape: Size, columns_strides: Size
+) -> _View:
+    rank, ndim = len(axes), len(columns_shape)
+    of_blocks = (*columns_shape[:2], *columns_shape[2 + rank :])
+    lines, touched = lines_of(of_blocks, strides), itemsize * prod(min(axis.kernel, axis.stride) for axis in axes)
+    kept_bytes = tiles.KEPT_BYTES // crowding(shape, strides)
+    if max(lines) > 1:
+        most = kept_bytes // touched
+    elif axes[-1].stride * abs(strides[-1]) >= LINE_BYTES and not taps_are_closest(columns_strides, axes):
+        most = max(
+            FEW_LINES, PART_BYTES // itemsize // prod(axis.kernel for axis in axes)
+        )  # a tap reads a line of each
+    else:  # rows of a block are read in one go, and planes are copied one by one anyway
+        most = kept_bytes // min(LINE_BYTES, touched)
+        most = prod(of_blocks) if prod(of_blocks[2:]) <= most else most
+    taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
+    blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
+    return _View(
+        (ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes)),
+        (*strides[:2], *taps, *blocks),
+        (0, 1, *range(2, 1 + rank), *range(2 + rank, ndim), 1 + rank),
+        of_blocks,
+        most,
+        lines,
+    )
 
 
 @kept
