@@ -134,7 +134,7 @@ def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: i
 
     def on(threads: int) -> None:
         apart = threads > 1 and planes >= 2 * threads
-        parts = parts_of(image.shape[:2], min(most, planes // (2 * threads)) if apart else most, units)
+        parts = parts_of(image.shape[:2], most, units, threads if apart else 1)
         shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
         unused = deque[Array]()
 
@@ -145,7 +145,7 @@ def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: i
                 padded = np.zeros(shape, image.dtype)
             some = image[part]
             few = padded[: len(some), : some.shape[1]]
-            pixels, pieces = few[inside], parts_of(some.shape, min(cached, -(-some.size // threads)), lines)
+            pixels, pieces = few[inside], parts_of(some.shape, cached, lines, threads)
             for_each(copy_rows, [(some[piece], pixels[piece]) for piece in pieces], threads)
             _unfold_view(few, columns[part], whole, None, threads)
             unused.append(padded)
@@ -190,8 +190,8 @@ class _View:
 
     def parts(self, threads: int) -> list[Index]:
         """Return the parts of split columns for so many threads."""
-        rank, most = len(self.of_blocks) - 2, min(self.most, -(-prod(self.of_blocks) // threads))
-        return [(*part[:2], *(ALL,) * rank, *part[2:]) for part in parts_of(self.of_blocks, max(1, most), self.lines)]
+        cut, taps = parts_of(self.of_blocks, self.most, self.lines, threads), (ALL,) * (len(self.of_blocks) - 2)
+        return [(*part[:2], *taps, *part[2:]) for part in cut]
 
 
 @kept
@@ -218,7 +218,7 @@ def _view_of(
         (*strides[:2], *taps, *blocks),
         (0, 1, *range(2, 1 + rank), *range(2 + rank, ndim), 1 + rank),
         of_blocks,
-        most,
+        max(1, most),
         lines,
     )
 

@@ -84,8 +84,8 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     extents = (*array.shape[lead:], *array.shape[:lead])
 
     def on(threads: int) -> None:
-        most = min(limit, -(-array.size // threads))
-        cut = [(*part[array.ndim - lead :], *part[: array.ndim - lead]) for part in parts_of(extents, most)]
+        planes = array.ndim - lead
+        cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
         parts = _blocks_near(cut, blocks.shape[-rank:], positions)
         for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts], threads)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 from gpufold.cores import cache_bytes
@@ -55,10 +54,8 @@ def _parts(
     shape: Size, axes: tuple[Axis, ...], limit: int, threads: int, *strides: Size
 ) -> tuple[tuple[Index, Index, tuple[Axis, ...]], ...]:
     """Return the tiles of an image for so many threads, each by its columns, its pixels and its axes."""
-    most, taps = min(limit, -(-prod(shape) // threads)), (ALL,) * len(axes)
-    cut = cut_into_tiles(shape, axes, most, *strides)
-    if len(cut) % threads and len(cut) < 4 * threads:  # threads would wait for the last of few
-        cut = cut_into_tiles(shape, axes, max(1, most // 2), *strides)
+    taps = (ALL,) * len(axes)
+    cut = cut_into_tiles(shape, axes, limit, threads, *strides)
     return tuple([((*each.pixels[:2], *taps, *each.blocks), each.pixels, each.axes) for each in cut])
 
 

@@ -14,6 +14,10 @@ LINE_BYTES, SETS_BYTES = 64, 1 << 12
 """Of a line of a cache, which fetches two at a time; and from one line to the next in the same set of it."""
 
 
+EVEN = 1.1
+"""How much longer than in equal shares the longest may be."""
+
+
 class Tile(NamedTuple):
     """Some planes of an image and a section of it, as a problem of its own."""
 
@@ -22,12 +26,12 @@ class Tile(NamedTuple):
     axes: tuple[Axis, ...]
 
 
-def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, *strides: Size) -> list[Tile]:
+def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, threads: int, *strides: Size) -> list[Tile]:
     """Cut an image into tiles of at most `limit` pixels, as `parts_of` does: into whole cells and lines of a cache."""
     cells = (1, 1, *(axis.stride for axis in axes))
     units = tuple(-(-few // cell) * cell for few, cell in zip(lines_of(shape, *strides), cells, strict=True))
     tiles = []
-    for pixels in parts_of(shape, limit, units):
+    for pixels in parts_of(shape, limit, units, threads):
         sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
         blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
         tiles.append(Tile(pixels, blocks, tuple(axis for axis, _ in sections)))
@@ -35,17 +39,31 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, *strides: Si
 
 
 @kept
-def parts_of(shape: Size, limit: int, units: Size = ()) -> tuple[tuple[slice, ...], ...]:
-    """Cut an array from the outermost axis inwards until each part has at most `limit` elements, in whole units."""
-    steps = []
-    for number, (extent, unit) in enumerate(zip(shape, units or (1,) * len(shape), strict=True)):
-        fit = max(1, limit // prod(shape[number + 1 :]))
-        step = extent if fit >= extent else max(unit, fit // unit * unit)
-        pieces = -(-extent // step)
-        step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
-        steps.append([slice(start, min(start + step, extent)) for start in range(0, extent, step)])
-        limit = max(1, limit // min(step, extent))
-    return tuple(product(*steps))
+def parts_of(shape: Size, limit: int, units: Size = (), threads: int = 1) -> tuple[tuple[slice, ...], ...]:
+    """Cut an array into a share for each thread, and shares from the outermost axis inwards until each part is small.
+
+    A part has at most `limit` elements, in whole units. Shares are sections of one axis: the outermost, unless those
+    of another differ less in length. So they are few, and each array operation is long.
+    """
+    units, axes = units or (1,) * len(shape), [range(extent) for extent in shape]
+    shares = [_pieces(axis, -(-len(axis) // threads), unit) for axis, unit in zip(axes, units, strict=True)]
+    uneven = [threads * len(pieces[0]) / len(axis) for pieces, axis in zip(shares, axes, strict=True)]
+    shared = uneven.index(min(uneven, key=lambda each: max(each, EVEN)))
+    axes[shared], cuts = shares[shared][0], []
+    for number, (axis, unit) in enumerate(zip(axes, units, strict=True)):
+        fit = max(1, limit // prod(map(len, axes[number + 1 :])))
+        step = len(axis) if fit >= len(axis) else max(unit, fit // unit * unit)
+        step, sections = len(_pieces(axis, step, unit)[0]), shares[number] if number == shared else [axis]
+        cuts.append([slice(start, min(start + step, each.stop)) for each in sections for start in each[::step]])
+        limit = max(1, limit // step)
+    return tuple(product(*cuts))
+
+
+def _pieces(section: range, most: int, unit: int) -> list[range]:
+    """Cut a section into pieces of at most so many elements, in whole units, of equal length rather than one short."""
+    pieces = -(-len(section) // most)
+    step = -(-len(section) // pieces // unit) * unit
+    return [section[start : start + step] for start in range(0, len(section), step)]
 
 
 @kept
