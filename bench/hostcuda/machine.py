@@ -129,16 +129,110 @@ COMPARISONS = {"LT": 1, "EQ": 2, "LE": 3, "GT": 4, "NE": 5, "GE": 6, "NUM": 7, "
 
 ROUNDINGS = {"RN": 0, "RM": 1, "RP": 2, "RZ": 3}
 
-CONTROL = {"EXIT": "exit", "BRA": "bra", "BSSY": "bssy", "BSYNC": "bsync", "BREAK": "breaks", "CALL": "call"}
-
-WIDE = {"IADD": ("iadd_wide", 2), "IADD3": ("iadd_wide", 3), "MOV": ("iadd_wide", 1), "SEL": ("sel_wide", 2)}
-"""Operations on integers of 64 bits, as there are from compute capability 12.0 on, and their sources."""
-
-KNOWN_WIDE = ("IMNMX", "ISETP", "LDC", "LDCU", "SHF")
-"""What else there is for 64 bits too, and is read here."""
+WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "F64": 8, "128": 16}
+"""Bytes of an access to memory, where they are not four."""
 
 WITHOUT_EFFECT = ("NOP", "BMOV", "YIELD", "DEPBAR", "ERRBAR", "MEMBAR", "CCTL", "WARPSYNC.ALL")
 """What changes nothing for warps that run one at a time, or (BMOV.CLEAR) only a register that the next BSSY sets."""
+
+ATOMICS = (("RED", "mi"), ("REDG", "mi"), ("ATOM", "rdmi"), ("ATOMG", "rdmi"))
+
+ROWS = (
+    *((name, "nop", "*", "") for name in WITHOUT_EFFECT),
+    ("EXIT", "exit", "q", ""),
+    ("BRA", "bra", "ql", ""),
+    ("CALL", "call", "ql", ""),
+    ("RET", "ret", "qi", ""),
+    ("BSSY", "bssy", "qbl", "n"),
+    ("BSYNC", "bsync", "qb", "n"),
+    ("BREAK", "breaks", "qb", "n"),
+    ("BAR.SYNC", "bar", "qa", ""),
+    ("WARPSYNC", "warpsync", "qa", "16"),
+    *((f"LD{space}", "ld", "dm*", f"{number} width S8|S16 n") for number, space in enumerate("GSL")),
+    *((f"ST{space}", "st", "mi*", f"{number} width S8|S16 n") for number, space in enumerate("GSL")),
+    *((f"{name}.ADD.F32", "red", operands, "0 width 0 n") for name, operands in ATOMICS),
+    *((f"{name}.ADD.F64", "red", operands, "0 width 2 n") for name, operands in ATOMICS),
+    *((f"{name}.ADD", "red", operands, "0 width 1 n") for name, operands in ATOMICS),
+    *((f"{name}.OR", "red", f"{operands}1", "0 width 1 n") for name, operands in ATOMICS),
+    *((f"{name}.64", "ldc", "dc", "0 8") for name in ("LDC", "LDCU")),
+    *((f"{name}.128", "ldc", "dc", "0 16") for name in ("LDC", "LDCU")),
+    *((name, "ldc", "dc", "0 4") for name in ("LDC", "LDCU")),
+    ("MOV.64", "iadd_wide", "dw", ""),
+    ("MOV", "mov", "di*", ""),  # behind them is the mask of lanes' bytes, always all
+    ("R2UR", "mov", "diq", ""),
+    ("IMAD.WIDE", "imad_wide", "driiiq", "!U32 X"),
+    ("IMAD.HI", "imad_hi", "driiiq", "!U32 X"),
+    ("IMAD", "imad", "driiiq", "X"),
+    ("IADD.64", "iadd_wide", "drrwwq", ""),
+    ("IADD3.64", "iadd_wide", "drrwwwq", ""),
+    ("IADD3", "iadd3", "drriiik", "X"),
+    ("VIADD", "iadd3", "diik", ""),
+    ("LEA.HI.SX32", "lea_hi", "druinq", "n 1 X"),
+    ("LEA.HI", "lea_hi", "druiinq", "n 0 X"),
+    ("LEA", "lea", "driin", "n"),
+    ("LOP3", "lop3", "rdiiinq", "n"),
+    ("PLOP3", "plop3", "rrqnn", "n n"),
+    *((f"SHF{bits}", "shf", "diiiq", "R S32|S64 HI W") for bits in (".U64", ".64", "")),
+    *((f"ISETP.{bits}", "isetp_wide", "rrwwq", "compare S64 how") for bits in ("S64", "U64")),
+    ("ISETP", "isetp", "rriiq", "compare !U32 how EX"),
+    ("FSETP", "fsetp", "rrffq", "compare 0 how FTZ"),
+    ("DSETP", "dsetp", "rrggq", "compare 0 how"),
+    ("SEL.64", "sel_wide", "dwwq", ""),
+    ("SEL", "sel", "diiq", ""),
+    ("FSEL", "fsel", "dffq", ""),
+    *((f"IMNMX.{bits}", "imnmx_wide", "rrdwwq", "S64") for bits in ("S64", "U64")),
+    *((name, "imnmx", "dtiiq", "!U32 RELU") for name in ("IMNMX", "VIMNMX")),
+    ("VIADDMNMX", "viaddmnmx", "dtiiiq", "!U32 RELU"),
+    *((name, name.lower(), "diq", "") for name in ("IABS", "POPC", "BREV")),
+    ("FLO.U32", "flo", "diq", "SH"),
+    ("PRMT", "prmt", "diiiq", ""),
+    *((f"P2R.B{byte}", "p2r", "dxin", f"n {8 * byte} 0") for byte in (1, 2, 3)),
+    ("P2R", "p2r", "dxin", "n 0 0"),
+    ("UP2UR", "p2r", "dxin", "n 0 1"),
+    ("R2P", "r2p", "xin", "n"),
+    ("CS2R.32", "s2r", "ds", "n 0"),
+    ("CS2R", "s2r", "ds", "n 1"),
+    *((name, "s2r", "ds", "n 0") for name in ("S2R", "S2UR")),
+    *((f"{name}.ANY", "vote", "Drq", "0") for name in ("VOTE", "VOTEU")),
+    *((f"{name}.ALL", "vote", "Drq", "1") for name in ("VOTE", "VOTEU")),
+    *((f"SHFL.{way}", "shfl", "rdiii", str(number)) for number, way in enumerate(("IDX", "UP", "DOWN", "BFLY"))),
+    *((name, "i2f", "diq", "!U32 rounding") for name in ("I2F", "I2FP")),
+    ("F2I.TRUNC.U32", "f2i", "dfq", ""),
+    *((name, name.lower(), "dffq", "FTZ rounding") for name in ("FADD", "FMUL")),
+    ("FFMA", "ffma", "dfffq", "FTZ rounding"),
+    *((f"MUFU.{name}", "mufu", "dfq", str(number)) for number, name in enumerate(("RCP", "RSQ", "RCP64H"))),
+    ("FCHK", "fchk", "rff", ""),
+    *((name, name.lower(), "dggq", "") for name in ("DADD", "DMUL")),
+    ("DFMA", "dfma", "dgggq", ""),
+    ("HADD2.F32", "half_to_float", "dzi", ""),  # which adds a zero that changes nothing
+    ("HFMA2", "mov", "dh", ""),  # which makes a constant of two halves, by adding them to zero
+    ("F2F.F64.F32", "float_to_double", "df", ""),
+    *((f"F2F.{half}.F32", "float_to_half", "d0f", "BF16") for half in ("F16", "BF16")),
+    *((f"F2FP{half}.PACK_AB", "float_to_half", "dffq", "BF16") for half in (".F16", ".BF16", "")),
+)
+"""Instructions by name, with modifiers that have to be there; the first that fits counts. Then what executes it in
+machine.cpp, its operands, a letter each (see `_Reader.take`), and its mode, a word a number (see `_Reader.word`)."""
+
+OTHERS = {"X", "EX", "B1", "B2", "B3", "64", "S64", "U64", "U8", "S8", "U16", "S16", "F16", "F64"}
+"""Modifiers that make another instruction of it: a row names those of its own, in its name or mode."""
+
+
+@cache
+def _row_of(name: str) -> tuple[str, str, str]:
+    base, *modifiers = name.split(".")
+    for row, operation, operands, mode in ROWS:
+        known, *wanted = row.split(".")
+        named = {*wanted, *re.findall(r"\w+", mode), *(WIDTHS if "width" in mode else ())}
+        if base in (known, f"U{known}") and {*wanted} <= {*modifiers} and not OTHERS.intersection(modifiers) - named:
+            return operation, operands, mode
+    raise LookupError
+
+
+def _parts(pattern: str, text: str) -> tuple[Any, ...]:
+    """Return the groups of a pattern that is all of a text."""
+    if found := re.fullmatch(pattern, text):
+        return found.groups()
+    raise LookupError
 
 
 class _Reader:
@@ -146,448 +240,157 @@ class _Reader:
 
     def __init__(self, line: cubin.Instruction, labels: dict[str, int]) -> None:
         self.line, self.labels = line, labels
-        self.base, *self.modifiers = line.name.split(".")
-        self.operands = [operand.replace(".reuse", "").strip() for operand in line.operands]
+        self.modifiers = line.name.split(".")[1:]
+        self.operands = [operand.replace(".reuse", "").partition(" ")[0] for operand in line.operands]
+        self.numbers: list[int] = []
+        """What was read for the mode."""
         self.made = _Instruction(to=ZERO_REGISTER)
-        self.made.guard = self._predicate(line.guard or "PT")
         for predicates in (self.made.to_predicate, self.made.predicate):
             for number in range(len(predicates)):
                 predicates[number] = _Predicate(TRUE, 0, 0)
-        self.sources = self.predicates = 0
+        self.sources = self.predicates = self.set_predicates = 0
 
-    def unknown(self) -> Unknown:
-        guard = f"@{self.line.guard} " if self.line.guard else ""
-        return Unknown(f"{guard}{self.line.name} {', '.join(self.line.operands)}")
+    def read(self) -> _Instruction:
+        try:
+            operation, operands, mode = _row_of(self.line.name)
+            self.made.operation = _operations()[operation]
+            self.made.guard = self.predicate(self.line.guard or "PT")
+            for letter in operands:
+                self.take(letter)
+            for number, word in enumerate(mode.split()):
+                self.made.mode[number] = self.word(word)
+            if self.operands:
+                raise LookupError
+        except (LookupError, ValueError, StopIteration):
+            guard = f"@{self.line.guard} " if self.line.guard else ""
+            raise Unknown(f"{guard}{self.line.name} {', '.join(self.line.operands)}") from None
+        return self.made
 
-    def _predicate(self, text: str) -> _Predicate:
-        found = re.fullmatch(r"(!?)(U?)P(\d|T)", text)
-        if not found:
-            raise self.unknown()
-        return _Predicate(TRUE if found[3] == "T" else int(found[3]), bool(found[1]), bool(found[2]))
+    def word(self, word: str) -> int:
+        """Return a number of the mode, or whether there is one of some modifiers, or with ! none of them."""
+        if word.isdigit():
+            return int(word)
+        if word == "n":  # of those that were read
+            return self.numbers.pop(0)
+        if word == "width":
+            return next((width for name, width in WIDTHS.items() if name in self.modifiers), 4)
+        if word == "rounding":
+            return next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
+        if word == "compare":
+            name = self.modifiers[0]
+            return COMPARISONS.get(name) or COMPARISONS[name.removesuffix("U")] | 8
+        if word == "how":
+            return next(number for number, name in enumerate(("AND", "OR", "XOR")) if name in self.modifiers)
+        return any(name in self.modifiers for name in word.lstrip("!").split("|")) != word.startswith("!")
+
+    def take(self, letter: str) -> None:
+        """Take an operand, or several.
+
+        d, r: a register and a predicate that are set; of r, and of D, only if there is one. q: the predicates that are
+        read; k: the same, and those that are not there are false. i, f, g, w: a source of integers, floats, doubles,
+        integers of 64 bits; u: of integers as they are; 0, 1: one that the line does not have. m, c: a place in memory,
+        or among the constants. l, b: a label, a register of BSSY. n, s: a number, or that of a special register. Those
+        that are always the same: a for all threads, x for all predicates, t for true, z for a zero before or after
+        others, and h for zero and the two halves that are added to it. *: whatever is left.
+        """
+        if letter in "rD" and self.next_is_predicate() != (letter == "r"):
+            return
+        if letter in "dD":
+            uniform, index = _parts(r"(U?)R(\d+|Z)", self.operands.pop(0))
+            self.made.uniform = bool(uniform)
+            self.made.to = ZERO_REGISTER if index == "Z" else int(index)
+        elif letter == "r":
+            self.made.to_predicate[self.set_predicates] = self.predicate(self.operands.pop(0))
+            self.set_predicates += 1
+        elif letter in "qk":
+            while self.next_is_predicate():
+                self.made.predicate[self.predicates] = self.predicate(self.operands.pop(0))
+                self.predicates += 1
+            for number in range(self.predicates, 3 if letter == "k" else 0):
+                self.made.predicate[number] = _Predicate(TRUE, 1, 0)
+        elif letter in "ifgwu":
+            self.put(source := self.source(self.operands.pop(0), letter))
+            if letter == "u" and source.flags:
+                raise LookupError
+        elif letter in "01":
+            self.put(_Source(value=int(letter)))
+        elif letter == "m":
+            self.take_place()
+        elif letter == "c":
+            bank, register, offset = _parts(r"c\[0x([02])\]\[(U?R(?:\d+|Z))?\+?(0x[0-9a-f]+)?\]", self.operands.pop(0))
+            self.put(_Source(IMMEDIATE, value=int(offset or "0", 0) + COMPILERS_BANK * (bank == "2")))
+            self.put(self.source(register or "RZ"))
+        elif letter == "l":
+            self.made.target = self.labels[self.operands.pop(0).strip("`()")]
+        elif letter == "b":
+            self.numbers.append(int(self.operands.pop(0).removeprefix("B")))
+        elif letter == "n":
+            self.numbers.append(int(self.operands.pop(0), 0))
+        elif letter == "s":
+            self.numbers.append(SPECIAL.index(self.operands.pop(0).removeprefix("SR_")))
+        elif letter == "h":
+            *zeros, high, low = self.operands
+            if zeros != ["-RZ", "RZ"]:
+                raise LookupError
+            bits = np.array([float(low), float(high)], np.float16).view(np.uint32)
+            self.put(_Source(IMMEDIATE, value=int(bits[0])))
+            self.operands.clear()
+        elif letter == "t":  # nowhere to, from compute capability 10.0 on
+            while self.operands[0] == "PT":
+                self.operands.pop(0)
+        elif letter == "*":
+            self.operands.clear()
+        elif letter == "z":
+            self.operands.remove(next(each for each in self.operands if each.partition(".")[0] == "-RZ"))
+        else:
+            always = {"a": ("0x0", "0xffffffff"), "x": ("UPR" if self.line.name[0] == "U" else "PR",)}
+            if self.operands.pop(0) not in always[letter]:
+                raise LookupError
+
+    def predicate(self, text: str) -> _Predicate:
+        negated, uniform, index = _parts(r"(!?)(U?)P(\d|T)", text)
+        return _Predicate(TRUE if index == "T" else int(index), bool(negated), bool(uniform))
 
     def next_is_predicate(self) -> bool:
         return bool(self.operands) and re.fullmatch(r"!?U?P(\d|T)", self.operands[0]) is not None
-
-    def to_register(self) -> None:
-        found = re.fullmatch(r"(U?)R(\d+|Z)", self.operands.pop(0))
-        if not found:
-            raise self.unknown()
-        self.made.uniform = bool(found[1])
-        self.made.to = ZERO_REGISTER if found[2] == "Z" else int(found[2])
-
-    def to_predicates(self, most: int = 2) -> None:
-        for number in range(most):
-            if self.next_is_predicate():
-                self.made.to_predicate[number] = self._predicate(self.operands.pop(0))
-
-    def from_predicates(self) -> None:
-        while self.next_is_predicate():
-            self.made.predicate[self.predicates] = self._predicate(self.operands.pop(0))
-            self.predicates += 1
-
-    def no_carry(self) -> None:
-        """Take predicates that are not given as false."""
-        for number in range(self.predicates, 3):
-            self.made.predicate[number] = _Predicate(TRUE, 1, 0)
 
     def put(self, source: _Source) -> None:
         self.made.source[self.sources] = source
         self.sources += 1
 
-    def take(self, count: int, *, real: bool = False, double: bool = False) -> None:
-        for _ in range(count):
-            self.put(self.source(self.operands.pop(0), real, double))
+    def take_place(self) -> None:
+        """Take an address in memory, and note whether its register is one of 64 bits."""
+        register, extent, scale, uniform, offset = _parts(
+            r"(?:desc\[UR\d+\])?\[(?:(R(?:\d+|Z))(\.64|\.U32)?(?:\.X(\d+))?)?\+?(UR\d+)?\+?(-?0x[0-9a-f]+)?\]",
+            self.operands.pop(0),
+        )
+        base = self.source(register or "RZ")
+        base.part = int(scale or 1).bit_length() - 1
+        self.put(base)
+        self.put(self.source(uniform) if uniform else _Source())
+        self.made.target = int(offset or "0", 0)
+        self.numbers.append(extent != ".U32" and register is not None)
 
-    def take_wide(self, count: int) -> None:
-        """Take integers of 64 bits; a number is extended by zeros, and negated after that."""
-        for _ in range(count):
-            number = re.fullmatch(r"(-?)(0x[0-9a-f]+)", text := self.operands.pop(0))
-            if not number:
-                self.put(self.source(text))
-                continue
-            high, low = divmod(int(number[2], 0), 1 << 32)
-            self.put(_Source(IMMEDIATE, 0, NEGATIVE if number[1] else 0, 0, low, high))
-
-    def source(self, text: str, real: bool = False, double: bool = False) -> _Source:
+    def source(self, text: str, kind: str = "i") -> _Source:
+        if kind == "w" and (number := re.fullmatch(r"(-?)(0x[0-9a-f]+)", text)):
+            high, low = divmod(int(number[2], 0), 1 << 32)  # extended by zeros, and negated after that
+            return _Source(IMMEDIATE, 0, NEGATIVE if number[1] else 0, 0, low, high)
         flags = NEGATIVE * text.startswith("-") | INVERTED * text.startswith("~")
         bare = text.lstrip("-~")
-        if bare.startswith("|"):
-            if double:
-                raise self.unknown()
+        if bare.startswith("|") and kind != "g":
             flags, bare = flags | ABSOLUTE, bare.replace("|", "")
         if found := re.fullmatch(r"(U?)R(\d+|Z)(?:\.(H0_H0|H1_H1|B[0-3]|F32|64|X\d+|U32))?", bare):
             part = {None: 0, "H1_H1": 16, "B1": 8, "B2": 16, "B3": 24}.get(found[3], 0)
             index = ZERO_REGISTER if found[2] == "Z" else int(found[2])
             return _Source(UNIFORM if found[1] else VECTOR, index, flags, part, 0)
         if found := re.fullmatch(r"c\[0x([02])\]\[(0x[0-9a-f]+)\]", bare):
-            return _Source(CONSTANT, 0, flags, 0, int(found[2], 16) + (COMPILERS_BANK if found[1] == "2" else 0))
-        if real or double:
-            value = np.array([float(text.replace("QNAN", "NAN"))], np.float64 if double else np.float32)
+            return _Source(CONSTANT, 0, flags, 0, int(found[2], 16) + COMPILERS_BANK * (found[1] == "2"))
+        if kind in "fg":
+            value = np.array([float(text.replace("QNAN", "NAN"))], np.float64 if kind == "g" else np.float32)
             low, *high = value.view(np.uint32).tolist()
-            return _Source(IMMEDIATE, 0, 0, 0, 0 if double else low, *high)  # of a double the upper half alone
-        if re.fullmatch(r"0x[0-9a-f]+|\d+", bare):
-            return _Source(IMMEDIATE, 0, 0, 0, int(text.lstrip("~"), 0) % 2**32 ^ (0xFFFFFFFF if "~" in text else 0))
-        raise self.unknown()
-
-    def number(self) -> int:
-        return int(self.operands.pop(0), 0)
-
-    def mode(self, *values: int) -> None:
-        for number, value in enumerate(values):
-            self.made.mode[number] = value
-
-    def has(self, *modifiers: str) -> bool:
-        return any(modifier in self.modifiers for modifier in modifiers)
-
-    def operation(self, name: str) -> None:
-        self.made.operation = _operations()[name]
-
-    # ---- groups of instructions
-
-    def read(self) -> _Instruction:
-        name, plain = self.base, self.base.removeprefix("U")
-        if any(self.line.name == known or self.line.name.startswith(f"{known}.") for known in WITHOUT_EFFECT):
-            self.operation("nop")
-            return self.made
-        if name in CONTROL or name in ("RET", "BAR", "WARPSYNC"):
-            self._control()
-        elif name in ("LDG", "LDS", "LDL", "STG", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG"):
-            self._memory()
-        elif plain in WIDE and self.modifiers == ["64"]:
-            self._wide(*WIDE[plain])
-        else:
-            reader = getattr(self, f"_{plain.lower()}", None) or getattr(self, f"_{name.lower()}", None)
-            if reader is None or (self.has("64", "S64", "U64") and plain not in KNOWN_WIDE):
-                raise self.unknown()
-            reader()
-        if self.operands:
-            raise self.unknown()
-        return self.made
-
-    def _control(self) -> None:
-        self.operation(CONTROL.get(self.base, self.base.lower()))
-        self.from_predicates()
-        if self.base in ("BSSY", "BSYNC", "BREAK"):
-            self.mode(int(self.operands.pop(0).removeprefix("B")))
-        if self.base in ("BRA", "CALL", "BSSY"):
-            if (label := self.operands.pop(0).strip("`()")) not in self.labels:
-                raise self.unknown()
-            self.made.target = self.labels[label]
-        if self.base == "RET":
-            self.operands = [self.operands[0].split()[0]]
-            self.take(1)
-        if self.base == "BAR" and (not self.has("SYNC") or self.operands.pop(0) != "0x0"):
-            raise self.unknown()
-        if self.base == "WARPSYNC":
-            self.mode(16)
-            if self.operands.pop(0) != "0xffffffff":
-                raise self.unknown()
-
-    def _memory(self) -> None:
-        kind, modifiers = self.base, set(self.modifiers)
-        space = {"LDS": SHARED, "STS": SHARED, "LDL": LOCAL, "STL": LOCAL}.get(kind, GLOBAL)
-        size = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "F64": 8, "128": 16}
-        width = next((bytes_ for name, bytes_ in size.items() if name in modifiers), 4)
-        atomic = kind in ("RED", "REDG", "ATOM", "ATOMG")
-        self.operation("red" if atomic else "ld" if kind.startswith("LD") else "st")
-        self.made.to = ZERO_REGISTER
-        if kind.startswith("ATOM"):
-            self.to_predicates(1)
-            self.to_register()
-        elif kind.startswith("LD"):
-            self.to_register()
-        address = re.fullmatch(
-            r"(?:desc\[UR\d+\])?\[(?:(R(?:\d+|Z))(\.64|\.U32)?(?:\.X(\d+))?)?\+?(UR\d+)?\+?(-?0x[0-9a-f]+)?\]",
-            self.operands.pop(0).split()[0],
-        )
-        if not address:
-            raise self.unknown()
-        register, extent, scale, uniform, offset = address.groups()
-        base = self.source(register or "RZ")
-        base.part = int(scale or 1).bit_length() - 1
-        self.put(base)
-        self.put(self.source(uniform) if uniform else _Source())
-        self.made.target = int(offset or "0", 0)
-        if atomic:
-            if not modifiers & {"ADD", "OR"}:
-                raise self.unknown()
-            kind_of_value = 0 if "F32" in modifiers else 2 if "F64" in modifiers else 1
-        else:
-            kind_of_value = bool(modifiers & {"S8", "S16"})
-        self.mode(space, width, kind_of_value, space == GLOBAL and extent != ".U32" and register is not None)
-        if not kind.startswith("LD"):
-            self.put(self.source(self.operands.pop(0).split()[0]))
-            self.put(_Source(value="OR" in modifiers))
-        self.operands = []
-
-    def _plain(self, operation: str, count: int, *mode: int, real: bool = False, double: bool = False) -> None:
-        """Read where to, so many sources, and predicates."""
-        self.operation(operation)
-        self.to_register()
-        self.take(count, real=real, double=double)
-        self.from_predicates()
-        self.mode(*mode)
-
-    def _mov(self) -> None:
-        self.operands = self.operands[:2]  # behind them is the mask of lanes' bytes, always all
-        self._plain("mov", 1)
-
-    def _imad(self) -> None:
-        wide, high = self.has("WIDE"), self.has("HI")
-        self.operation("imad_wide" if wide else "imad_hi" if high else "imad")
-        self.to_register()
-        if self.next_is_predicate():
-            self.to_predicates(1)
-        self.take(3)
-        self.from_predicates()
-        carries = self.has("X")
-        self.mode(*(not self.has("U32"), carries) if wide or high else (carries,))
-
-    def _wide(self, operation: str, sources: int) -> None:
-        """Read an operation on integers of 64 bits."""
-        self.operation(operation)
-        self.to_predicates()
-        self.to_register()
-        self.to_predicates()
-        self.take_wide(sources)
-        self.from_predicates()
-
-    def _iadd3(self) -> None:
-        self.operation("iadd3")
-        self.to_register()
-        self.to_predicates()
-        self.take(3)
-        self.from_predicates()
-        self.no_carry()
-        self.mode(self.has("X"))
-
-    def _viadd(self) -> None:
-        self._plain("iadd3", 2)
-        self.put(_Source())
-        self.no_carry()
-
-    def _lea(self) -> None:
-        self.to_register()
-        self.to_predicates(1)
-        self.take(2)
-        if not self.has("HI"):
-            self.operation("lea")
-            self.mode(self.number())
-            return
-        self.operation("lea_hi")
-        if self.has("SX32"):
-            self.put(_Source())
-        else:
-            self.take(1)
-        if self.made.source[0].flags:
-            raise self.unknown()
-        self.mode(self.number(), self.has("SX32"), self.has("X"))
-        self.from_predicates()
-
-    def _lop3(self) -> None:
-        self.operation("lop3")
-        self.to_predicates(1)
-        self.to_register()
-        self.take(3)
-        self.mode(self.number())
-        self.from_predicates()
-
-    def _plop3(self) -> None:
-        self.operation("plop3")
-        self.to_predicates()
-        self.from_predicates()
-        self.mode(self.number(), self.number())
-
-    def _shf(self) -> None:
-        self._plain("shf", 3, self.has("R"), self.has("S32", "S64"), self.has("HI"), self.has("W"))
-
-    def _setp(self, operation: str, compare: int, signed: bool, flush: bool) -> None:
-        self.operation(operation)
-        how = next((number for number, name in enumerate(("AND", "OR", "XOR")) if name in self.modifiers), None)
-        if how is None:
-            raise self.unknown()
-        self.to_predicates()
-        if operation == "isetp_wide":
-            self.take_wide(2)
-        else:
-            self.take(2, real=operation == "fsetp", double=operation == "dsetp")
-        self.from_predicates()
-        self.mode(compare, signed if operation.startswith("isetp") else 0, how, flush)
-
-    def _isetp(self) -> None:
-        operation = "isetp_wide" if self.has("S64", "U64") else "isetp"
-        self._setp(operation, COMPARISONS[self.modifiers[0]], not self.has("U32", "U64"), self.has("EX"))
-
-    def _fsetp(self) -> None:
-        name = self.modifiers[0]
-        compare = COMPARISONS.get(name) or COMPARISONS[name.removesuffix("U")] | 8
-        self._setp("fsetp" if self.base == "FSETP" else "dsetp", compare, False, self.has("FTZ"))
-
-    _dsetp = _fsetp
-
-    def _sel(self) -> None:
-        is_real = self.base == "FSEL"
-        self._plain("fsel" if is_real else "sel", 2, real=is_real)
-
-    _fsel = _sel
-
-    def _imnmx(self) -> None:
-        if self.has("S64", "U64"):
-            self._wide("imnmx_wide", 2)
-            return self.mode(self.has("S64"))
-        self.operation("viaddmnmx" if self.base == "VIADDMNMX" else "imnmx")
-        self.to_register()
-        if self.operands[:2] == ["PT", "PT"]:  # nowhere to, from compute capability 10.0 on
-            self.operands = self.operands[2:]
-        self.take(3 if self.base == "VIADDMNMX" else 2)
-        self.from_predicates()
-        self.mode(not self.has("U32"), self.has("RELU"))
-
-    _vimnmx = _viaddmnmx = _imnmx
-
-    def _unary(self) -> None:
-        if self.base == "FLO" and not self.has("U32"):
-            raise self.unknown()
-        self._plain(self.base.removeprefix("U").lower(), 1, self.has("SH"))
-
-    _iabs = _popc = _flo = _brev = _unary
-
-    def _prmt(self) -> None:
-        self._plain("prmt", 3)
-
-    def _p2r(self) -> None:
-        self.operation("p2r")
-        self.to_register()
-        if (which := self.operands.pop(0)) not in ("PR", "UPR"):
-            raise self.unknown()
-        self.take(1)
-        byte = next((int(name[1]) for name in self.modifiers if re.fullmatch(r"B[0-3]", name)), 0)
-        self.mode(self.number(), 8 * byte, which == "UPR")
-
-    _up2ur = _p2r
-
-    def _r2p(self) -> None:
-        self.operation("r2p")
-        self.operands.pop(0)
-        self.take(1)
-        self.mode(self.number())
-
-    def _s2r(self) -> None:
-        self.operation("s2r")
-        self.to_register()
-        name = self.operands.pop(0).removeprefix("SR_")
-        if name not in SPECIAL:
-            raise self.unknown()
-        self.mode(SPECIAL.index(name), self.base == "CS2R" and not self.has("32"))
-
-    _s2ur = _cs2r = _s2r
-
-    def _vote(self) -> None:
-        self.operation("vote")
-        if not self.next_is_predicate():
-            self.to_register()
-        self.made.uniform = self.base == "VOTEU"
-        self.to_predicates(1)
-        self.from_predicates()
-        self.mode(("ANY", "ALL").index(self.modifiers[0]))
-
-    _voteu = _vote
-
-    def _shfl(self) -> None:
-        self.operation("shfl")
-        self.to_predicates(1)
-        self.to_register()
-        self.take(3)
-        self.mode(("IDX", "UP", "DOWN", "BFLY").index(self.modifiers[0]))
-
-    def _rounding(self) -> int:
-        return next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-
-    def _i2f(self) -> None:
-        if self.has("F16", "F64", "U8", "S8", "U16", "S16"):
-            raise self.unknown()
-        self._plain("i2f", 1, not self.has("U32"), self._rounding())
-
-    _i2fp = _i2f
-
-    def _f2i(self) -> None:
-        if not self.has("TRUNC") or not self.has("U32"):
-            raise self.unknown()
-        self._plain("f2i", 1, real=True)
-
-    def _fadd(self) -> None:
-        count = 3 if self.base == "FFMA" else 2
-        self._plain(self.base.lower(), count, self.has("FTZ"), self._rounding(), real=True)
-
-    _fmul = _ffma = _fadd
-
-    def _mufu(self) -> None:
-        if self.modifiers[0] not in ("RCP", "RSQ", "RCP64H"):
-            raise self.unknown()
-        self._plain("mufu", 1, ("RCP", "RSQ", "RCP64H").index(self.modifiers[0]), real=True)
-
-    def _fchk(self) -> None:
-        self.operation("fchk")
-        self.to_predicates(1)
-        self.take(2, real=True)
-
-    def _dadd(self) -> None:
-        self._plain(self.base.lower(), 3 if self.base == "DFMA" else 2, double=True)
-
-    _dmul = _dfma = _dadd
-
-    def _hadd2(self) -> None:
-        """Know the one that makes a float of a half, by adding a zero that changes nothing."""
-        values = [operand for operand in self.operands[1:] if operand.split(".")[0] != "-RZ"]
-        if not self.has("F32") or len(self.operands) != 3 or len(values) != 1:
-            raise self.unknown()
-        self.operation("half_to_float")
-        self.to_register()
-        self.put(self.source(values[0]))
-        self.operands = []
-
-    def _hfma2(self) -> None:
-        """Know the one that makes a constant of two halves, by adding them to zero."""
-        self.operation("mov")
-        self.to_register()
-        if len(self.operands) != 4 or self.operands[:2] != ["-RZ", "RZ"]:
-            raise self.unknown()
-        high, low = (int(np.float16(float(text)).view(np.uint16)) for text in self.operands[2:])
-        self.put(_Source(IMMEDIATE, 0, 0, 0, high << 16 | low))
-        self.operands = []
-
-    def _f2fp(self) -> None:
-        if not self.has("PACK_AB"):
-            raise self.unknown()
-        self._plain("float_to_half", 2, self.has("BF16"), real=True)
-
-    def _f2f(self) -> None:
-        wide = self.modifiers == ["F64", "F32"]
-        self.operation("float_to_double" if wide else "float_to_half")
-        self.to_register()
-        if not wide:
-            self.put(_Source())
-        self.take(1, real=True)
-        self.mode(self.has("BF16"))
-        if not wide and self.modifiers not in (["F16", "F32"], ["BF16", "F32"]):
-            raise self.unknown()
-
-    def _r2ur(self) -> None:
-        self._plain("mov", 1)
-
-    def _ldc(self) -> None:
-        self.operation("ldc")
-        self.to_register()
-        found = re.fullmatch(r"c\[0x([02])\]\[(U?R(?:\d+|Z))?\+?(0x[0-9a-f]+)?\]", self.operands.pop(0))
-        if not found:
-            raise self.unknown()
-        self.put(_Source(IMMEDIATE, 0, 0, 0, int(found[3] or "0", 0) + (COMPILERS_BANK if found[1] == "2" else 0)))
-        self.put(self.source(found[2]) if found[2] else _Source())
-        self.mode(0, next((int(name) // 8 for name in self.modifiers if name in ("64", "128")), 4))
-        if self.has("U8", "S8", "U16", "S16"):
-            raise self.unknown()
-
-    _ldcu = _ldc
+            return _Source(IMMEDIATE, 0, 0, 0, 0 if kind == "g" else low, *high)  # of a double the upper half alone
+        _parts(r"0x[0-9a-f]+|\d+", bare)
+        return _Source(IMMEDIATE, 0, 0, 0, int(text.lstrip("~"), 0) % 2**32 ^ (0xFFFFFFFF if "~" in text else 0))
 
 
 @cache

@@ -360,7 +360,7 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
                     uint64_t (&addresses)[kLanes])
 {
     const int space = what.mode[0];
-    const bool wide = what.mode[3];
+    const bool wide = space == kGlobal && what.mode[3];
     const Pairs base(warp, what.source[0]), uniform(warp, what.source[1]);
     const bool uniform_wide = space == kGlobal && From(what.source[1].from) == From::uniform;
     static std::vector<uint64_t> sectors;
