@@ -117,30 +117,64 @@ template <typename Real> auto as_bits(Real value)
 {
     return converted<std::conditional_t<sizeof value == 4, uint32_t, uint64_t>>(value);
 }
-float flushed(float value, bool flush)
-{
-    return flush && std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
-}
 
 // Modes of rounding, in the order of machine.py.
 struct Rounding {
-    explicit Rounding(int mode) : changed(mode != 0)
+    explicit Rounding(int mode)
     {
         constexpr int modes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
-        if (changed)
-            fesetround(modes[mode]);
+        fesetround(modes[mode]);
     }
-    ~Rounding()
-    {
-        if (changed)
-            fesetround(FE_TONEAREST);
-    }
-    bool changed;
+    ~Rounding() { fesetround(FE_TONEAREST); }
 };
 
-enum class Kind : uint8_t { load, store, atomic };
+// A value for each lane.
+template <typename Value> using Lanes __attribute__((vector_size(kLanes * sizeof(Value)))) = Value;
+using Words = Lanes<uint32_t>;
+using Signed = Lanes<int32_t>;
+using Floats = Lanes<float>;
+using Pairs = Lanes<uint64_t>;
+using SignedPairs = Lanes<int64_t>;
+using Doubles = Lanes<double>;
 
-using Words = uint32_t[kLanes];
+template <typename To, typename From> To widened(const From& from)
+{
+    return __builtin_convertvector(from, To);
+}
+
+// What a function gives for each lane.
+template <typename Values = Words, typename Function> Values each(Function function)
+{
+    Values made;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        made[lane] = function(lane);
+    return made;
+}
+
+const Words kNumbers = each([](uint32_t lane) { return lane; });
+
+// One or zero for each lane of a mask, and the mask of what is not zero.
+Words bits_of(uint32_t mask)
+{
+    return mask >> kNumbers & 1;
+}
+template <typename Values> uint32_t mask_of(const Values& values)
+{
+    uint32_t mask = 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        mask |= uint32_t(values[lane] != 0) << lane;
+    return mask;
+}
+
+// The first values where a mask has its lanes, and the second elsewhere.
+Words choose(uint32_t mask, const Words& first, const Words& second)
+{
+    return bits_of(mask) != 0 ? first : second;
+}
+Pairs choose(uint32_t mask, const Pairs& first, const Pairs& second)
+{
+    return widened<Pairs>(bits_of(mask)) != 0 ? first : second;
+}
 
 // Calls a function for each lane of a mask.
 template <typename Function> void for_lanes(uint32_t mask, Function function)
@@ -190,133 +224,83 @@ uint32_t constant(uint32_t place)
 }
 
 // One word of a source for every lane, as it is.
-const uint32_t* raw(Warp& warp, const Source& source, Words& space, uint32_t word = 0)
+Words raw(const Warp& warp, const Source& source, uint32_t word = 0)
 {
-    uint32_t value = 0;
     switch (From(source.from)) {
     case From::vector:
-        if (source.index == kZeroRegister)
-            break;
-        return warp.vector[source.index + word];
+        return source.index == kZeroRegister ? Words{} : warp.vector[source.index + word];
     case From::uniform:
-        value = source.index == kZeroRegister ? 0 : warp.uniform[source.index + word];
-        break;
+        return Words{} + (source.index == kZeroRegister ? 0 : warp.uniform[source.index + word]);
     case From::immediate:
-        value = word ? source.high : source.value;
-        break;
+        return Words{} + (word ? source.high : source.value);
     case From::constant:
-        value = constant(source.value + 4 * word);
-        break;
-    case From::nothing:
-        break;
+        return Words{} + constant(source.value + 4 * word);
+    default:
+        return Words{};
     }
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-        space[lane] = value;
-    return space;
 }
 
-const uint32_t* integers(Warp& warp, const Source& source, Words& space)
+template <typename Values> Values with_flags(const Values& values, uint8_t flags)
 {
-    const uint32_t* const words = raw(warp, source, space);
-    if (!(source.flags & (kNegative | kInverted)))
-        return words;
-    const uint32_t all = source.flags & kInverted ? kAll : 0, sign = source.flags & kNegative ? kAll : 0;
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-        space[lane] = ((words[lane] ^ all) ^ sign) - sign;
-    return space;
+    const Values inverted = flags & kInverted ? ~values : values;
+    return flags & kNegative ? -inverted : inverted;
 }
 
-const uint32_t* floats(Warp& warp, const Source& source, Words& space)
+Words integers(const Warp& warp, const Source& source)
 {
-    const uint32_t* const words = raw(warp, source, space);
-    if (!source.flags)
-        return words;
+    return with_flags(raw(warp, source), source.flags);
+}
+
+// The bits of floats.
+Words floats(const Warp& warp, const Source& source)
+{
     const uint32_t keep = source.flags & kAbsolute ? 0x7fffffff : kAll;
-    const uint32_t sign = source.flags & kNegative ? 0x80000000 : 0;
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-        space[lane] = (words[lane] & keep) ^ sign;
-    return space;
+    return (raw(warp, source) & keep) ^ (source.flags & kNegative ? 0x80000000 : 0);
 }
 
-struct Pairs {
-    Pairs(Warp& warp, const Source& source)
-        : low(raw(warp, source, low_space)), high(raw(warp, source, high_space, 1))
-    {
-        inverted = source.flags & kInverted ? ~uint64_t(0) : 0;
-        negative = source.flags & kNegative ? ~uint64_t(0) : 0;
-    }
-    uint64_t operator[](uint32_t lane) const
-    {
-        return (((uint64_t(high[lane]) << 32 | low[lane]) ^ inverted) ^ negative) - negative;
-    }
-    Words low_space, high_space;
-    const uint32_t *low, *high;
-    uint64_t inverted, negative;
-};
-
-struct Doubles {
-    Doubles(Warp& warp, const Source& source)
-        : pairs(warp, {source.from, source.index, 0, 0, source.value, source.high}),
-          negative(source.flags & kNegative)
-    {
-    }
-    double operator[](uint32_t lane) const
-    {
-        const double value = as_double(pairs[lane]);
-        return negative ? -value : value;
-    }
-    Pairs pairs;
-    bool negative;
-};
-
-void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t active, uint32_t word = 0)
+Pairs raw_pairs(const Warp& warp, const Source& source)
 {
-    if (what.to == kZeroRegister)
+    return widened<Pairs>(raw(warp, source, 1)) << 32 | widened<Pairs>(raw(warp, source));
+}
+
+Pairs pairs(const Warp& warp, const Source& source)
+{
+    return with_flags(raw_pairs(warp, source), source.flags);
+}
+
+Doubles doubles(const Warp& warp, const Source& source)
+{
+    return Doubles(raw_pairs(warp, source) ^ (source.flags & kNegative ? uint64_t(1) << 63 : 0));
+}
+
+Words flushed(const Words& floats, bool flush)
+{
+    return flush ? (floats & 0x7f800000) == 0 ? floats & 0x80000000 : floats : floats;
+}
+
+void put(Warp& warp, const Instruction& what, const Words& values, uint32_t active, uint32_t word = 0)
+{
+    if (what.to == kZeroRegister || !active)
         return;
-    if (what.uniform) {
-        if (active)
-            warp.uniform[what.to + word] = values[__builtin_ctz(active)];
-        return;
-    }
-    uint32_t* const to = warp.vector[what.to + word];
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-        to[lane] = active >> lane & 1 ? values[lane] : to[lane];
+    if (what.uniform)
+        warp.uniform[what.to + word] = values[__builtin_ctz(active)];
+    else
+        warp.vector[what.to + word] = choose(active, values, warp.vector[what.to + word]);
 }
 
-template <typename Function>
-void each(Warp& warp, const Instruction& what, uint32_t active, Function function)
+void put(Warp& warp, const Instruction& what, const Pairs& values, uint32_t active)
 {
-    Words result;
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-        result[lane] = function(lane);
-    put(warp, what, result, active);
+    put(warp, what, widened<Words>(values), active);
+    put(warp, what, widened<Words>(values >> 32), active, 1);
 }
 
-template <typename Function>
-void each_pair(Warp& warp, const Instruction& what, uint32_t active, Function function)
+// Where what holds is one of 1 less, 2 equal, 4 greater, 8 unordered.
+template <typename Values> uint32_t compared(int wanted, const Values& first, const Values& second)
 {
-    Words low, high;
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        const uint64_t value = function(lane);
-        low[lane] = uint32_t(value);
-        high[lane] = uint32_t(value >> 32);
-    }
-    put(warp, what, low, active);
-    put(warp, what, high, active, 1);
-}
-
-template <typename Function> uint32_t lanes_where(Function function)
-{
-    uint32_t mask = 0;
-    for (uint32_t lane = 0; lane < kLanes; ++lane)
-        mask |= uint32_t(bool(function(lane))) << lane;
-    return mask;
-}
-
-// Comparisons: 1 less, 2 equal, 4 greater, 8 unordered; what holds is one of them.
-template <typename Value> int order(Value first, Value second)
-{
-    return first < second ? 1 : first == second ? 2 : first > second ? 4 : 8;
+    const auto less = (first < second), equal = (first == second), greater = (first > second);
+    const auto none = less ^ less;
+    return mask_of((wanted & 1 ? less : none) | (wanted & 2 ? equal : none) | (wanted & 4 ? greater : none) |
+                   (wanted & 8 ? ~(less | equal | greater) : none));
 }
 
 uint32_t combine(int how, uint32_t first, uint32_t second)
@@ -356,36 +340,32 @@ char* locate(Warp& warp, int space, uint32_t lane, uint64_t address, uint32_t si
 }
 
 // Where each lane accesses memory; of global memory that is counted too, as a request of the warp.
-void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t active,
-                    uint64_t (&addresses)[kLanes])
+Pairs addresses_of(const Warp& warp, const Instruction& what, Accesses& requests, uint32_t active)
 {
-    const int space = what.mode[0];
-    const bool wide = space == kGlobal && what.mode[3];
-    const Pairs base(warp, what.source[0]), uniform(warp, what.source[1]);
-    const bool uniform_wide = space == kGlobal && From(what.source[1].from) == From::uniform;
+    const bool global = what.mode[0] == kGlobal;
+    const Source &base = what.source[0], &uniform = what.source[1];
+    Pairs addresses =
+        global && what.mode[3] ? pairs(warp, base) : widened<Pairs>(raw(warp, base)) << base.part;
+    addresses += global && From(uniform.from) == From::uniform ? pairs(warp, uniform)
+                                                               : widened<Pairs>(raw(warp, uniform));
+    addresses += int64_t(what.target);
+    if (!global)
+        return addresses & kAll;
     static std::vector<uint64_t> sectors;
     sectors.clear();
     for_lanes(active, [&](uint32_t lane) {
-        uint64_t address = wide ? base[lane] : uint64_t(base.low[lane]) << what.source[0].part;
-        address += (uniform_wide ? uniform[lane] : uniform.low[lane]) + int64_t(what.target);
-        addresses[lane] = space == kGlobal ? address : uint32_t(address);
-        sectors.push_back(address / 32); // an access is aligned, and so lies in one
+        sectors.push_back(addresses[lane] / 32); // an access is aligned, and so lies in one
     });
-    if (!active || space != kGlobal)
-        return;
-    Accesses& requests = kind == Kind::load    ? launch->counters->loads
-                         : kind == Kind::store ? launch->counters->stores
-                                               : launch->counters->atomics;
     std::sort(sectors.begin(), sectors.end());
-    requests.requests += 1;
+    requests.requests += active != 0;
     requests.bytes += what.mode[1] * sectors.size();
     requests.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
+    return addresses;
 }
 
 void load(Warp& warp, const Instruction& what, uint32_t active)
 {
-    uint64_t addresses[kLanes];
-    find_addresses(warp, what, Kind::load, active, addresses);
+    const Pairs addresses = addresses_of(warp, what, launch->counters->loads, active);
     const int size = what.mode[1];
     const uint32_t words = std::max(size / 4, 1);
     for_lanes(active, [&](uint32_t lane) {
@@ -419,14 +399,13 @@ uint64_t combined(const Instruction& what, uint64_t old, uint64_t value)
 void store(Warp& warp, const Instruction& what, uint32_t active)
 {
     const bool is_atomic = Op(what.op) == Op::red;
-    uint64_t addresses[kLanes];
-    find_addresses(warp, what, is_atomic ? Kind::atomic : Kind::store, active, addresses);
+    Accesses& requests = is_atomic ? launch->counters->atomics : launch->counters->stores;
+    const Pairs addresses = addresses_of(warp, what, requests, active);
     const int size = what.mode[1];
     const uint32_t words = std::max(size / 4, 1);
-    Words space[4];
-    const uint32_t* values[4];
+    Words values[4];
     for (uint32_t word = 0; word < words; ++word)
-        values[word] = raw(warp, what.source[2], space[word], word);
+        values[word] = raw(warp, what.source[2], word);
     for_lanes(active, [&](uint32_t lane) {
         uint32_t value[4] = {};
         for (uint32_t word = 0; word < words; ++word)
@@ -444,21 +423,21 @@ void store(Warp& warp, const Instruction& what, uint32_t active)
     });
 }
 
-uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
+Words special(const Warp& warp, int which, const uint32_t (&block)[3])
 {
     switch (which) {
     case 0:
-        return warp.first_thread + lane; // kernels have blocks of one axis
+        return warp.first_thread + kNumbers; // kernels have blocks of one axis
     case 1:
     case 2:
     case 3:
-        return block[which - 1];
+        return Words{} + block[which - 1];
     case 4:
-        return lane;
+        return kNumbers;
     case 5:
-        return (1u << lane) - 1;
+        return (1u << kNumbers) - 1;
     default:
-        return 0;
+        return Words{};
     }
 }
 
@@ -477,118 +456,85 @@ bool is_hard(float dividend, float divisor)
 void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_t (&block)[3])
 {
     const int32_t (&mode)[4] = what.mode;
-    Words space[4];
-    const auto integer = [&](int i) { return integers(warp, what.source[i], space[i]); };
-    const auto real = [&](int i) { return floats(warp, what.source[i], space[i]); };
+    const Op op = Op(what.op);
+    const auto integer = [&](int i) { return integers(warp, what.source[i]); };
+    const auto real = [&](int i) { return floats(warp, what.source[i]); };
+    const auto pair = [&](int i) { return pairs(warp, what.source[i]); };
+    const auto number = [&](int i) { return doubles(warp, what.source[i]); };
     const auto given = [&](int i) { return warp.mask(what.predicate[i]); };
-    const auto make = [&](auto function, const auto*... words) {
-        each(warp, what, active, [=](uint32_t lane) { return function(words[lane]...); });
+    const auto made = [&](const auto& values) { put(warp, what, values, active); };
+    const auto set = [&](int i, uint32_t mask) { warp.set(what.to_predicate[i], mask, active); };
+    const auto by_lane = [&](auto function, const auto&... words) {
+        made(each([&](uint32_t lane) { return function(words[lane]...); }));
     };
     // Puts the lower halves of sums, and says in predicates whether the upper one is at least one, or two.
-    const auto put_and_carry = [&](auto sum) {
-        uint64_t sums[kLanes];
-        for (uint32_t lane = 0; lane < kLanes; ++lane)
-            sums[lane] = sum(lane);
-        each(warp, what, active, [&](uint32_t lane) { return uint32_t(sums[lane]); });
-        for (uint32_t number = 0; number < 2; ++number)
-            warp.set(what.to_predicate[number],
-                     lanes_where([&](uint32_t lane) { return sums[lane] >> 32 > number; }), active);
+    const auto put_and_carry = [&](const Pairs& sums) {
+        made(widened<Words>(sums));
+        set(0, mask_of(sums >> 32 > 0));
+        set(1, mask_of(sums >> 32 > 1));
     };
-    const auto compare = [&](auto function) {
-        const uint32_t holds = lanes_where(function), with = given(0);
-        warp.set(what.to_predicate[0], combine(mode[2], holds, with), active);
-        warp.set(what.to_predicate[1], combine(mode[2], ~holds, with), active);
+    const auto compare = [&](uint32_t holds) {
+        set(0, combine(mode[2], holds, given(0)));
+        set(1, combine(mode[2], ~holds, given(0)));
     };
-    switch (Op(what.op)) {
+    switch (op) {
     case Op::nop:
         break;
     case Op::mov:
-        return make([](uint32_t a) { return a; }, integer(0));
-    case Op::imad: {
-        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
-        const uint32_t carry = mode[0] ? given(0) : 0;
-        return each(warp, what, active,
-                    [=](uint32_t lane) { return a[lane] * b[lane] + c[lane] + (carry >> lane & 1); });
-    }
+        return made(integer(0));
+    case Op::imad:
+        return made(integer(0) * integer(1) + integer(2) + bits_of(mode[0] ? given(0) : 0));
     case Op::imad_hi:
     case Op::imad_wide: {
-        const uint32_t *const a = integer(0), *const b = integer(1);
-        const Pairs c(warp, what.source[2]);
-        const uint32_t carry = mode[1] ? given(0) : 0;
-        const bool is_signed = mode[0];
-        uint64_t sums[kLanes];
-        uint32_t overflow = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            const uint64_t product = is_signed ? uint64_t(int64_t(int32_t(a[lane])) * int32_t(b[lane]))
-                                               : uint64_t(a[lane]) * b[lane];
-            const unsigned __int128 sum = (unsigned __int128)(product) + c[lane] + (carry >> lane & 1);
-            sums[lane] = uint64_t(sum);
-            overflow |= uint32_t(sum >> 64) << lane;
-        }
-        warp.set(what.to_predicate[0], overflow, active);
-        if (Op(what.op) == Op::imad_hi)
-            return each(warp, what, active, [&](uint32_t lane) { return uint32_t(sums[lane] >> 32); });
-        return each_pair(warp, what, active, [&](uint32_t lane) { return sums[lane]; });
+        const Words a = integer(0), b = integer(1);
+        const Pairs c = pair(2), carry = widened<Pairs>(bits_of(mode[1] ? given(0) : 0));
+        const Pairs product = mode[0]
+                                  ? Pairs(widened<SignedPairs>(Signed(a)) * widened<SignedPairs>(Signed(b)))
+                                  : widened<Pairs>(a) * widened<Pairs>(b);
+        const Pairs sum = product + c, sums = sum + carry;
+        set(0, mask_of((sum < product) | (sums < carry)));
+        return op == Op::imad_hi ? made(widened<Words>(sums >> 32)) : made(sums);
     }
     case Op::iadd3:
     case Op::lea: {
         // What is subtracted is added inverted, after a shift, and one more, so that the carry says whether
         // nothing was borrowed.
-        const bool shifts = Op(what.op) == Op::lea, carries = !shifts && mode[0];
-        const uint32_t* words[3];
-        uint32_t inverted[3];
-        uint64_t ones = 0;
+        const bool shifts = op == Op::lea, carries = !shifts && mode[0];
+        Pairs sums = widened<Pairs>(bits_of(carries ? given(0) : 0) + bits_of(carries ? given(1) : 0));
         for (int i = 0; i < 3; ++i) {
             const Source& source = what.source[i];
-            words[i] = raw(warp, source, space[i]);
-            inverted[i] = source.flags & (kNegative | kInverted) ? kAll : 0;
-            ones += (source.flags & kNegative) != 0;
+            const Words words = raw(warp, source) << (shifts && i == 0 ? mode[0] : 0);
+            sums += widened<Pairs>(source.flags & (kNegative | kInverted) ? ~words : words);
+            sums += uint64_t((source.flags & kNegative) != 0);
         }
-        const uint32_t first = carries ? given(0) : 0, second = carries ? given(1) : 0;
-        const int shift = shifts ? mode[0] : 0;
-        return put_and_carry([&](uint32_t lane) {
-            const uint64_t carried = ones + (first >> lane & 1) + (second >> lane & 1);
-            return carried + ((words[0][lane] << shift) ^ inverted[0]) + (words[1][lane] ^ inverted[1]) +
-                   (words[2][lane] ^ inverted[2]);
-        });
+        return put_and_carry(sums);
     }
-    case Op::iadd_wide: {
-        const Pairs a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
-        return each_pair(warp, what, active, [&](uint32_t lane) { return a[lane] + b[lane] + c[lane]; });
-    }
+    case Op::iadd_wide:
+        return made(pair(0) + pair(1) + pair(2));
     case Op::lea_hi: {
-        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
-        const bool extended = mode[1];
-        const int shift = mode[0];
-        const uint32_t carry = mode[2] ? given(0) : 0;
-        return put_and_carry([&](uint32_t lane) {
-            const uint64_t wide =
-                extended ? uint64_t(int64_t(int32_t(a[lane]))) : uint64_t(c[lane]) << 32 | a[lane];
-            return (wide << shift >> 32) + b[lane] + (carry >> lane & 1);
-        });
+        const Words a = integer(0);
+        const Pairs wide = mode[1] ? Pairs(widened<SignedPairs>(Signed(a)))
+                                   : widened<Pairs>(integer(2)) << 32 | widened<Pairs>(a);
+        const Words carry = bits_of(mode[2] ? given(0) : 0);
+        return put_and_carry((wide << mode[0] >> 32) + widened<Pairs>(integer(1)) + widened<Pairs>(carry));
     }
     case Op::lop3: {
-        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
+        const Words a = integer(0), b = integer(1), c = integer(2);
         Words result = {};
-        for (int row = 0; row < 8; ++row) {
-            if (!(mode[0] >> row & 1))
-                continue;
-            const uint32_t not_a = row & 4 ? 0 : kAll, not_b = row & 2 ? 0 : kAll, not_c = row & 1 ? 0 : kAll;
-            for (uint32_t lane = 0; lane < kLanes; ++lane)
-                result[lane] |= (a[lane] ^ not_a) & (b[lane] ^ not_b) & (c[lane] ^ not_c);
-        }
-        put(warp, what, result, active);
-        const uint32_t other = lanes_where([&](uint32_t lane) { return result[lane] != 0; });
-        return warp.set(what.to_predicate[0], other | given(0), active);
+        for (int row = 0; row < 8; ++row)
+            if (mode[0] >> row & 1)
+                result |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
+        made(result);
+        return set(0, mask_of(result) | given(0));
     }
     case Op::plop3: {
         const uint32_t a = given(0), b = given(1), c = given(2);
         for (int table = 0; table < 2; ++table) {
-            uint32_t made = 0;
+            uint32_t result = 0;
             for (int row = 0; row < 8; ++row)
                 if (mode[table] >> row & 1)
-                    made |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
-            warp.set(what.to_predicate[table], made, active);
+                    result |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
+            set(table, result);
         }
         return;
     }
@@ -603,110 +549,82 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                                                    : wide >> distance;
             return uint32_t(upper ? moved >> 32 : moved);
         };
-        return make(shift, integer(0), integer(1), integer(2));
+        return by_lane(shift, integer(0), integer(1), integer(2));
     }
     case Op::isetp: {
-        const uint32_t *const a = integer(0), *const b = integer(1), below = given(1);
-        const bool is_signed = mode[1], extended = mode[3];
-        return compare([=](uint32_t lane) {
-            const int found = is_signed ? order(int32_t(a[lane]), int32_t(b[lane])) : order(a[lane], b[lane]);
-            return extended && found == 2 ? below >> lane & 1 : uint32_t((mode[0] & found) != 0);
-        });
+        const Words a = integer(0), b = integer(1);
+        const auto holds = [&](int wanted) {
+            return mode[1] ? compared(wanted, Signed(a), Signed(b)) : compared(wanted, a, b);
+        };
+        return compare(mode[3] ? holds(mode[0] & ~2) | (holds(2) & given(1)) : holds(mode[0]));
     }
-    case Op::isetp_wide: {
-        const Pairs a(warp, what.source[0]), b(warp, what.source[1]);
-        return compare([&](uint32_t lane) {
-            return mode[0] & (mode[1] ? order(int64_t(a[lane]), int64_t(b[lane])) : order(a[lane], b[lane]));
-        });
-    }
-    case Op::fsetp: {
-        const uint32_t *const a = real(0), *const b = real(1);
-        return compare([=](uint32_t lane) {
-            return mode[0] & order(flushed(as_float(a[lane]), mode[3]), flushed(as_float(b[lane]), mode[3]));
-        });
-    }
-    case Op::dsetp: {
-        const Doubles a(warp, what.source[0]), b(warp, what.source[1]);
-        return compare([&](uint32_t lane) { return mode[0] & order(a[lane], b[lane]); });
-    }
+    case Op::isetp_wide:
+        return compare(mode[1] ? compared(mode[0], SignedPairs(pair(0)), SignedPairs(pair(1)))
+                               : compared(mode[0], pair(0), pair(1)));
+    case Op::fsetp:
+        return compare(
+            compared(mode[0], Floats(flushed(real(0), mode[3])), Floats(flushed(real(1), mode[3]))));
+    case Op::dsetp:
+        return compare(compared(mode[0], number(0), number(1)));
     case Op::sel:
-    case Op::fsel: {
-        const bool is_real = Op(what.op) == Op::fsel;
-        const uint32_t *const a = is_real ? real(0) : integer(0), *const b = is_real ? real(1) : integer(1);
-        const uint32_t first = given(0);
-        return each(warp, what, active, [=](uint32_t lane) { return first >> lane & 1 ? a[lane] : b[lane]; });
-    }
+        return made(choose(given(0), integer(0), integer(1)));
+    case Op::fsel:
+        return made(choose(given(0), real(0), real(1)));
     case Op::sel_wide:
+        return made(choose(given(0), pair(0), pair(1)));
     case Op::imnmx_wide: {
-        const Pairs a(warp, what.source[0]), b(warp, what.source[1]);
-        const bool compares = Op(what.op) == Op::imnmx_wide, is_signed = mode[0];
-        const uint32_t first = given(0);
-        return each_pair(warp, what, active, [&](uint32_t lane) {
-            const bool less = is_signed ? int64_t(a[lane]) < int64_t(b[lane]) : a[lane] < b[lane];
-            return (!compares || less) == bool(first >> lane & 1) ? a[lane] : b[lane];
-        });
+        const Pairs a = pair(0), b = pair(1);
+        const uint32_t less = mode[0] ? mask_of(SignedPairs(a) < SignedPairs(b)) : mask_of(a < b);
+        return made(choose(~(less ^ given(0)), a, b));
     }
     case Op::imnmx:
     case Op::viaddmnmx: {
-        const bool adds = Op(what.op) == Op::viaddmnmx, is_signed = mode[0], not_below_zero = mode[1];
-        const uint32_t *const a = integer(0), *const b = integer(1), *const c = adds ? integer(2) : b;
-        const uint32_t least = given(0);
-        return each(warp, what, active, [=](uint32_t lane) {
-            const uint32_t first = adds ? a[lane] + b[lane] : a[lane], second = c[lane];
-            const bool less = is_signed ? int32_t(first) < int32_t(second) : first < second;
-            const uint32_t taken = less == bool(least >> lane & 1) ? first : second;
-            return not_below_zero && int32_t(taken) < 0 ? 0 : taken;
-        });
+        const bool adds = op == Op::viaddmnmx;
+        const Words a = adds ? integer(0) + integer(1) : integer(0), b = integer(1 + adds);
+        const uint32_t less = mode[0] ? mask_of(Signed(a) < Signed(b)) : mask_of(a < b);
+        const Words taken = choose(~(less ^ given(0)), a, b);
+        return made(mode[1] ? choose(mask_of(Signed(taken) < 0), Words{}, taken) : taken);
     }
     case Op::iabs:
-        return make([](uint32_t a) { return int32_t(a) < 0 ? 0 - a : a; }, integer(0));
+        return by_lane([](uint32_t a) { return int32_t(a) < 0 ? 0 - a : a; }, integer(0));
     case Op::popc:
-        return make(__popc, integer(0));
+        return by_lane(__popc, integer(0));
     case Op::flo: {
         const bool as_shift = mode[0];
         const auto leading = [=](uint32_t a) { return !a ? kAll : as_shift ? __clz(a) : 31 - __clz(a); };
-        return make(leading, integer(0));
+        return by_lane(leading, integer(0));
     }
     case Op::brev:
-        return make(__brev, integer(0));
+        return by_lane(__brev, integer(0));
     case Op::prmt:
-        return make(__byte_perm, integer(0), integer(2), integer(1));
+        return by_lane(__byte_perm, integer(0), integer(2), integer(1));
     case Op::p2r: {
-        const uint32_t* const a = integer(0);
         const uint32_t mask = uint32_t(mode[0]);
-        const int shift = mode[1];
-        return each(warp, what, active, [&](uint32_t lane) {
-            uint32_t set = 0;
-            for (int index = 0; index < 7; ++index)
-                set |= ((mode[2] ? warp.uniform_predicates : warp.predicates)[index] >> lane & 1) << index;
-            return (a[lane] & ~(mask << shift)) | (set & mask) << shift;
-        });
+        Words bits = {};
+        for (int index = 0; index < 7; ++index)
+            bits |= bits_of((mode[2] ? warp.uniform_predicates : warp.predicates)[index]) << index;
+        return made((integer(0) & ~(mask << mode[1])) | (bits & mask) << mode[1]);
     }
     case Op::r2p: {
-        const uint32_t* const a = integer(0);
+        const Words a = integer(0) >> what.source[0].part;
         for (uint8_t index = 0; index < 7; ++index)
             if (mode[0] >> index & 1)
-                warp.set({index, 0, 0}, lanes_where([&](uint32_t lane) {
-                             return a[lane] >> (what.source[0].part + index) & 1;
-                         }),
-                         active);
+                warp.set({index, 0, 0}, mask_of(a >> index & 1), active);
         return;
     }
     case Op::s2r: {
-        const auto value = [&](uint32_t lane) { return special(warp, mode[0], block, lane); };
-        return mode[1] ? each_pair(warp, what, active, value) : each(warp, what, active, value);
+        const Words value = special(warp, mode[0], block);
+        return mode[1] ? made(widened<Pairs>(value)) : made(value);
     }
     case Op::vote: {
         const uint32_t for_it = given(0) & active;
-        each(warp, what, active, [=](uint32_t) { return for_it; });
-        const bool holds = mode[0] == 0 ? for_it != 0 : for_it == active;
-        return warp.set(what.to_predicate[0], holds ? kAll : 0, active);
+        made(Words{} + for_it);
+        return set(0, (mode[0] == 0 ? for_it != 0 : for_it == active) ? kAll : 0);
     }
     case Op::shfl: {
-        const uint32_t *const value = integer(0), *const by = integer(1), *const limits = integer(2);
-        Words result;
+        const Words value = integer(0), by = integer(1), limits = integer(2);
         uint32_t inside = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        made(each([&](uint32_t lane) {
             const uint32_t clamp = limits[lane] & 31, segment = limits[lane] >> 8 & 31,
                            distance = by[lane] & 31;
             const uint32_t least = lane & segment, most = least | (clamp & ~segment);
@@ -715,11 +633,10 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                              : mode[0] == 2 ? int(lane + distance)
                                             : int(lane ^ distance);
             const bool valid = mode[0] == 1 ? from >= int(most) : from <= int(most);
-            result[lane] = value[valid ? from : int(lane)];
             inside |= uint32_t(valid) << lane;
-        }
-        put(warp, what, result, active);
-        return warp.set(what.to_predicate[0], inside, active);
+            return value[valid ? from : int(lane)];
+        }));
+        return set(0, inside);
     }
     case Op::i2f: {
         const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
@@ -729,33 +646,30 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             volatile float made = float(absolute && value < 0 ? -value : value);
             return as_bits(float(made));
         };
-        return make(converted, integer(0));
+        return by_lane(converted, integer(0));
     }
     case Op::f2i: {
         const auto converted = [](uint32_t a) {
             return uint32_t(std::min(std::max(std::trunc(double(as_float(a))), 0.0), 4294967295.0));
         };
-        return make(converted, real(0));
+        return by_lane(converted, real(0));
     }
     case Op::fadd:
     case Op::fmul:
     case Op::ffma: {
-        const uint32_t *const a = real(0), *const b = real(1),
-                              *const c = Op(what.op) == Op::ffma ? real(2) : b;
-        const bool flush = mode[0];
-        const Op op = Op(what.op);
-        if (op == Op::fadd && !flush && !mode[1])
-            return make([](uint32_t a, uint32_t b) { return as_bits(as_float(a) + as_float(b)); }, a, b);
+        const auto flush = [&](const Words& floats) { return flushed(floats, mode[0]); };
+        const Words a = flush(real(0)), b = flush(real(1)), c = flush(real(2));
+        if (op != Op::ffma && !mode[1])
+            return made(flush(Words(op == Op::fadd ? Floats(a) + Floats(b) : Floats(a) * Floats(b))));
         const Rounding rounding(mode[1]);
-        const auto computed = [=](uint32_t a, uint32_t b, uint32_t c) {
-            volatile float first = flushed(as_float(a), flush), second = flushed(as_float(b), flush);
-            volatile float third = flushed(as_float(c), flush);
-            volatile float made = op == Op::fadd   ? first + second
-                                  : op == Op::fmul ? first * second
-                                                   : std::fma(first, second, third);
-            return as_bits(flushed(made, flush));
+        const auto computed = [&](uint32_t lane) {
+            volatile float first = as_float(a[lane]), second = as_float(b[lane]), third = as_float(c[lane]);
+            volatile float result = op == Op::fadd   ? first + second
+                                    : op == Op::fmul ? first * second
+                                                     : std::fma(first, second, third);
+            return as_bits(float(result));
         };
-        return make(computed, a, b, c);
+        return made(flush(each(computed)));
     }
     case Op::mufu: {
         const auto computed = [=](uint32_t a) {
@@ -763,23 +677,20 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                 return uint32_t(as_bits(1.0 / as_double(uint64_t(a) << 32)) >> 32);
             return as_bits(mode[0] == 0 ? 1.0f / as_float(a) : 1.0f / std::sqrt(as_float(a)));
         };
-        return make(computed, real(0));
+        return by_lane(computed, real(0));
     }
     case Op::fchk: {
-        const uint32_t *const a = real(0), *const b = real(1);
-        const auto hard = [=](uint32_t lane) { return is_hard(as_float(a[lane]), as_float(b[lane])); };
-        return warp.set(what.to_predicate[0], lanes_where(hard), active);
+        const Words a = real(0), b = real(1);
+        return set(
+            0, mask_of(each([&](uint32_t lane) { return is_hard(as_float(a[lane]), as_float(b[lane])); })));
     }
     case Op::dadd:
+        return made(Pairs(number(0) + number(1)));
     case Op::dmul:
+        return made(Pairs(number(0) * number(1)));
     case Op::dfma: {
-        const Doubles a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
-        const Op op = Op(what.op);
-        return each_pair(warp, what, active, [&](uint32_t lane) {
-            return as_bits(op == Op::dadd   ? a[lane] + b[lane]
-                           : op == Op::dmul ? a[lane] * b[lane]
-                                            : std::fma(a[lane], b[lane], c[lane]));
-        });
+        const Doubles a = number(0), b = number(1), c = number(2);
+        return made(each<Pairs>([&](uint32_t lane) { return as_bits(std::fma(a[lane], b[lane], c[lane])); }));
     }
     case Op::half_to_float: {
         const Source source = what.source[0];
@@ -787,21 +698,18 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             const float value = __half2float(__half_raw{uint16_t(a >> source.part)});
             return as_bits(source.flags & kNegative ? -value : value);
         };
-        return make(converted, raw(warp, source, space[0]));
+        return by_lane(converted, raw(warp, source));
     }
-    case Op::float_to_double: {
-        const uint32_t* const a = real(0);
-        return each_pair(warp, what, active,
-                         [=](uint32_t lane) { return as_bits(double(as_float(a[lane]))); });
-    }
+    case Op::float_to_double:
+        return made(Pairs(widened<Doubles>(Floats(real(0)))));
     case Op::float_to_half: {
         const bool brain = mode[0];
         const auto half = [=](uint32_t bits) {
             return brain ? __bfloat16_as_ushort(__float2bfloat16_rn(as_float(bits)))
                          : __half_as_ushort(__float2half_rn(as_float(bits)));
         };
-        return make([=](uint32_t high, uint32_t low) { return uint32_t(half(high)) << 16 | half(low); },
-                    real(0), real(1));
+        return by_lane([=](uint32_t high, uint32_t low) { return uint32_t(half(high)) << 16 | half(low); },
+                       real(0), real(1));
     }
     case Op::ld:
         return load(warp, what, active);
@@ -809,21 +717,17 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::red:
         return store(warp, what, active);
     case Op::ldc: {
-        const uint32_t* const index = integer(1);
-        const int size = mode[1];
-        for (int word = 0; word < std::max(size / 4, 1); ++word) {
-            Words result;
-            for (uint32_t lane = 0; lane < kLanes; ++lane) {
-                if (!(active >> lane & 1))
-                    continue;
-                result[lane] = constant(what.source[0].value + index[lane] + 4 * word);
-            }
+        const Words places = what.source[0].value + integer(1);
+        for (int word = 0; word < std::max(mode[1] / 4, 1); ++word) {
+            Words result = {};
+            for_lanes(active, [&](uint32_t lane) { result[lane] = constant(places[lane] + 4 * word); });
             put(warp, what, result, active, word);
         }
         return;
     }
     case Op::bssy:
-        return for_lanes(active, [&](uint32_t lane) { warp.reconvergence[mode[0]][lane] = active; });
+        warp.reconvergence[mode[0]] = choose(active, Words{} + active, warp.reconvergence[mode[0]]);
+        return;
     default:
         fail("operation %d does not belong here", int(what.op));
     }
@@ -832,20 +736,15 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
 // Lets the lanes go on that have waited for each other.
 void release(Warp& warp)
 {
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if (!(warp.at_sync >> lane & 1))
-            continue;
+    for_lanes(warp.at_sync, [&](uint32_t lane) {
         const uint32_t which = warp.waits_at[lane];
         const uint32_t party = warp.reconvergence[which][lane] & ~warp.done;
-        uint32_t there = 0;
-        for (uint32_t other = 0; other < kLanes; ++other)
-            there |= uint32_t(warp.at_sync >> other & 1 && warp.waits_at[other] == which) << other;
-        if (party & ~there)
-            continue;
-        for_lanes(party, [&](uint32_t other) { ++warp.place[other]; });
+        if (party & ~(warp.at_sync & mask_of(warp.waits_at == which)))
+            return; // or it went on with another
+        warp.place = choose(party, warp.place + 1, warp.place);
         warp.at_sync &= ~party;
         warp.running |= party;
-    }
+    });
 }
 
 // Runs a warp until its lanes wait for the block or are done.
@@ -855,17 +754,13 @@ void run(Warp& warp, const uint32_t (&block)[3])
 {
     uint32_t instructions = 0;
     while (warp.running) {
-        uint32_t place = kAll, mask = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            if (!(warp.running >> lane & 1) || warp.place[lane] > place)
-                continue;
-            mask = warp.place[lane] < place ? 1u << lane : mask | 1u << lane;
-            place = warp.place[lane];
-        }
+        uint32_t place = kAll;
+        for_lanes(warp.running, [&](uint32_t lane) { place = std::min(place, uint32_t(warp.place[lane])); });
+        const uint32_t mask = warp.running & mask_of(warp.place == place);
         const bool together = mask == warp.running;
         bool straight = true;
-        const auto send = [&](uint32_t lanes, uint32_t where) {
-            for_lanes(lanes, [&](uint32_t lane) { warp.place[lane] = where; });
+        const auto send = [&](uint32_t lanes, const Words& where) {
+            warp.place = choose(lanes, where, warp.place);
         };
         while (straight) {
             if (place >= launch->count)
@@ -883,28 +778,24 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 execute(warp, what, active, block);
                 ++place;
             } else { // lanes may go different ways, or wait
-                send(mask, place + 1);
+                send(mask, Words{} + place + 1);
                 switch (Op(what.op)) {
                 case Op::bra:
-                    send(chosen, what.target);
+                    send(chosen, Words{} + what.target);
                     break;
                 case Op::call:
-                    send(active, what.target);
+                    send(active, Words{} + what.target);
                     break;
-                case Op::ret: {
-                    Words space;
-                    const uint32_t* const where = raw(warp, what.source[0], space);
-                    for_lanes(active, [&](uint32_t lane) { warp.place[lane] = where[lane] / 16; });
+                case Op::ret:
+                    send(active, raw(warp, what.source[0]) / 16);
                     break;
-                }
                 case Op::exit:
                     warp.done |= chosen;
                     warp.running &= ~chosen;
                     release(warp);
                     break;
                 case Op::breaks:
-                    for (uint32_t& party : warp.reconvergence[what.mode[0]])
-                        party &= ~chosen;
+                    warp.reconvergence[what.mode[0]] &= ~chosen;
                     release(warp);
                     break;
                 case Op::bar:
@@ -912,12 +803,10 @@ void run(Warp& warp, const uint32_t (&block)[3])
                     warp.at_block_barrier |= active;
                     break;
                 default: // BSYNC and WARPSYNC
-                    send(active, place);
-                    for_lanes(active, [&](uint32_t lane) {
-                        warp.waits_at[lane] = what.mode[0];
-                        if (Op(what.op) == Op::warpsync)
-                            warp.reconvergence[16][lane] = warp.lanes;
-                    });
+                    send(active, Words{} + place);
+                    warp.waits_at = choose(active, Words{} + what.mode[0], warp.waits_at);
+                    if (Op(what.op) == Op::warpsync)
+                        warp.reconvergence[16] = Words{} + warp.lanes;
                     warp.running &= ~active;
                     warp.at_sync |= active;
                     release(warp);
@@ -925,7 +814,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 break;
             }
             if (!straight)
-                send(mask, place);
+                send(mask, Words{} + place);
         }
     }
     if (warp.at_sync)
@@ -943,7 +832,7 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3])
         warp.lanes = count == kLanes ? kAll : (1u << count) - 1;
         warp.running = warp.lanes;
         warp.at_block_barrier = warp.at_sync = warp.done = 0;
-        memset(warp.place, 0, sizeof warp.place);
+        warp.place = Words{};
         memset(warp.reconvergence, 0, sizeof warp.reconvergence);
         memset(warp.vector, 0xa5, sizeof warp.vector); // no instruction may rely on what was there
         memset(warp.uniform, 0xa5, sizeof warp.uniform);
