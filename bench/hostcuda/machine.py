@@ -27,6 +27,7 @@ from . import cubin
 from .build import KERNELS, build_runtime
 from .execute import Argument, arrays_of, bring_back, bytes_of, launches_of, prepared
 from .memory import Fault, NDArray
+from .module import Array
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, ABSOLUTE, INVERTED = 1, 2, 4
@@ -68,15 +69,6 @@ class _Instruction(ctypes.Structure):
     )
 
 
-class _Array(ctypes.Structure):
-    _fields_ = (
-        ("begin", ctypes.c_void_p),
-        ("end", ctypes.c_void_p),
-        ("writable", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-    )
-
-
 class Accesses(ctypes.Structure):
     """Of one kind to global memory, in requests: what one instruction of one warp asks for is one."""
 
@@ -99,7 +91,7 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("constants", ctypes.c_void_p),
-        ("arrays", ctypes.POINTER(_Array)),
+        ("arrays", ctypes.POINTER(Array)),
         ("counters", ctypes.POINTER(Counters)),
         ("message", ctypes.c_void_p),
         ("message_size", ctypes.c_uint32),
@@ -449,7 +441,7 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
     for number, argument in enumerate(given):
         for placed in arrays_of(argument):
             begin = placed.start + placed.front
-            arrays.append(_Array(begin, begin + placed.span, number in written, 0))
+            arrays.append(Array(begin, begin + placed.span, number, number in written))
     counters, message = Counters(), ctypes.create_string_buffer(1024)
     constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, given)), kernels), np.uint8)
     what = _Launch(
@@ -461,7 +453,7 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
         grid=plan.grid,
         block=plan.block,
         constants=constants.ctypes.data,
-        arrays=(_Array * len(arrays))(*arrays),
+        arrays=(Array * len(arrays))(*arrays),
         counters=ctypes.pointer(counters),
         message=ctypes.addressof(message),
         message_size=len(message),

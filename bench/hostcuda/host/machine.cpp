@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuda_words.h"
+#include "module.h"
 
 // After those from bra on, lanes may go different ways, or wait.
 // clang-format off
@@ -61,11 +62,6 @@ struct Instruction {
     int32_t target; // of a branch, an instruction; of an access, what is added to the address
 };
 
-struct MemoryArray {
-    char *begin, *end;
-    uint32_t writable, unused;
-};
-
 // Accesses of one kind to global memory. A request is one instruction of one warp.
 struct Accesses {
     uint64_t requests;
@@ -84,7 +80,7 @@ struct MachineLaunch {
     uint32_t count, shared_bytes, array_count, constant_bytes;
     uint32_t grid[3], block[3];
     const char* constants;
-    const MemoryArray* arrays;
+    const Array* arrays;
     Counters* counters;
     char* message;
     uint32_t message_size;
@@ -184,14 +180,23 @@ template <typename Function> void for_lanes(uint32_t mask, Function function)
 }
 
 struct Warp {
+    Warp(uint32_t first_thread, uint32_t count)
+        : first_thread(first_thread), lanes(count < kLanes ? (1u << count) - 1 : kAll), running(lanes),
+          local(kLanes * kLocalBytes, char(0xff))
+    {
+        memset(vector, 0xa5, sizeof vector); // no instruction may rely on what was there
+        memset(uniform, 0xa5, sizeof uniform);
+        predicates[kTrue] = uniform_predicates[kTrue] = kAll;
+    }
+
     uint32_t first_thread, lanes;
-    uint32_t running, at_block_barrier, at_sync, done; // masks of lanes
-    Words place;                                       // the instruction of each lane
-    Words reconvergence[17]; // who waits for whom, per register of BSSY; the last: WARPSYNC
-    Words waits_at;
+    uint32_t running, at_block_barrier = 0, at_sync = 0, done = 0; // masks of lanes
+    Words place = {};                                              // the instruction of each lane
+    Words reconvergence[17] = {}; // who waits for whom, per register of BSSY; the last: WARPSYNC
+    Words waits_at = {};
     Words vector[256];
     uint32_t uniform[256];
-    uint32_t predicates[8], uniform_predicates[8]; // masks of lanes
+    uint32_t predicates[8] = {}, uniform_predicates[8] = {}; // masks of lanes
     std::vector<char> local;
 
     uint32_t mask(const Predicate& predicate) const
@@ -311,11 +316,11 @@ uint32_t combine(int how, uint32_t first, uint32_t second)
 char* memory_at(uint64_t address, uint32_t size, bool write)
 {
     for (uint32_t index = 0; index < launch->array_count; ++index) {
-        const MemoryArray& array = launch->arrays[index];
+        const Array& array = launch->arrays[index];
         if (address < uint64_t(array.begin) || address + size > uint64_t(array.end))
             continue;
         if (write && !array.writable)
-            fail("a write to argument %u, which is const", index);
+            fail("a write to argument %u, which is const", array.argument);
         return reinterpret_cast<char*>(address);
     }
     fail("%u bytes at %#lx are in no array", size, long(address));
@@ -821,26 +826,14 @@ void run(Warp& warp, const uint32_t (&block)[3])
         fail("lanes %#x wait for ever for others of their warp", warp.at_sync);
 }
 
-void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3])
+void run_block(const uint32_t (&block)[3])
 {
     const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
     memset(shared_memory.data(), 0xff, shared_memory.size());
-    for (std::size_t index = 0; index < warps.size(); ++index) {
-        Warp& warp = warps[index];
-        warp.first_thread = uint32_t(index) * kLanes;
-        const uint32_t count = std::min(kLanes, threads - warp.first_thread);
-        warp.lanes = count == kLanes ? kAll : (1u << count) - 1;
-        warp.running = warp.lanes;
-        warp.at_block_barrier = warp.at_sync = warp.done = 0;
-        warp.place = Words{};
-        memset(warp.reconvergence, 0, sizeof warp.reconvergence);
-        memset(warp.vector, 0xa5, sizeof warp.vector); // no instruction may rely on what was there
-        memset(warp.uniform, 0xa5, sizeof warp.uniform);
-        memset(warp.predicates, 0, sizeof warp.predicates);
-        memset(warp.uniform_predicates, 0, sizeof warp.uniform_predicates);
-        warp.predicates[kTrue] = warp.uniform_predicates[kTrue] = kAll;
-        warp.local.assign(kLanes * kLocalBytes, char(0xff));
-    }
+    static std::vector<Warp> warps;
+    warps.clear();
+    for (uint32_t first = 0; first < threads; first += kLanes)
+        warps.emplace_back(first, threads - first);
     for (;;) {
         uint32_t waiting = 0, live = 0;
         for (Warp& warp : warps) {
@@ -877,8 +870,6 @@ extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
     what->message[0] = 0;
     *what->counters = {};
     shared_memory.assign(what->shared_bytes, 0);
-    const uint32_t threads = what->block[0] * what->block[1] * what->block[2];
-    std::vector<Warp> warps((threads + kLanes - 1) / kLanes);
     uint32_t block[3] = {};
     const uint32_t* const grid = what->grid;
     const uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
@@ -887,7 +878,7 @@ extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
             block[0] = uint32_t(number % grid[0]);
             block[1] = uint32_t(number / grid[0] % grid[1]);
             block[2] = uint32_t(number / grid[0] / grid[1]);
-            run_block(warps, block);
+            run_block(block);
         }
     } catch (const std::exception& error) {
         snprintf(what->message, what->message_size, "block (%u, %u, %u): %s", block[0], block[1], block[2],
