@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gpufold
 from bench import drawn
@@ -30,6 +30,9 @@ WIDTH = 160
 NAMED: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME", "help": "problems with it in their name"}
 """How an option is given names, one each time."""
 
+Command: TypeAlias = Callable[[argparse.Namespace, list[str], Console], int]
+"""Runs by its options and the words that they were read from; returns the exit status."""
+
 INTERRUPTED = 130
 """Exit status of a run that was stopped by its user."""
 
@@ -40,18 +43,25 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
+    parser.set_defaults(run=_table)
     parser.add_argument("--problem", **NAMED)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
     _add_measuring(parser, "auto", "cpu", "gpu")
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
-    commands.add_parser("problems", help="list the problems and where they come from")
-    random = commands.add_parser("random", help="measure problems that are drawn, on a CPU: the distribution of ratios")
+
+    def command(name: str, run: Command, what: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=what)
+        made.set_defaults(run=run)
+        return made
+
+    command("problems", _problems, "list the problems and where they come from")
+    random = command("random", _random, "measure problems that are drawn, on a CPU: the distribution of ratios")
     random.add_argument("--problems", type=int, default=200, metavar="N")
     random.add_argument("--seed", type=int, default=[0], nargs="+", help="for N problems each")
     _add_measuring(random, "cpu")
-    report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
+    report = command("report", _report, "draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     report.add_argument(
         "--results",
@@ -61,14 +71,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="saved results, or folders of them, else those in bench/results",
     )
-    host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
+    host = command("host", _host, "measure what a repeated GPU call costs before the launch, without a GPU")
     host.add_argument("--problem", **NAMED)
-    count = commands.add_parser("count", help="count registers, instructions and sectors of the kernels, without a GPU")
+    count = command("count", _count, "count registers, instructions and sectors of the kernels, without a GPU")
     count.add_argument("--problem", **NAMED)
     count.add_argument("--variant", **NAMED | {"choices": VARIANTS, "help": "else what auto takes"})
     count.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
     count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
-    chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
+    chip = command("chip", _chip, "half an hour on a GPU: tests, sanitizers, measurements, a summary")
     chip.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
     )
@@ -78,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--problem", **NAMED)
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
-    tune = commands.add_parser("tune", help="race the kernels of every problem, into a file that the package can ship")
+    tune = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship")
     tune.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
     tune.add_argument("--problem", **NAMED)
     return parser
@@ -101,18 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     warnings.filterwarnings("ignore", module="cupy._environment")  # about libraries that nothing here uses
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-    commands = {
-        None: _table,
-        "problems": _problems,
-        "report": _report,
-        "random": _random,
-        "host": _host,
-        "count": _count,
-        "chip": _chip,
-        "tune": _tune,
-    }
     try:
-        return commands[options.command](options, words, console)
+        run: Command = options.run
+        return run(options, words, console)
     except ModuleNotFoundError as error:
         parser.error(f"{options.command or 'the benchmark'} needs {error.name}, which is not installed")
     except (ValueError, OSError) as error:
@@ -145,7 +146,7 @@ def _count(options: argparse.Namespace, words: list[str], console: Console) -> i
     check_available()
     wanted = candidates(select(options.problem, quick=False, gpu=True), options.variant, options.dtype, device)
     try:
-        for each in progress(wanted, lambda each: each[0].name, len(wanted)):
+        for each in progress(wanted, lambda each: each[0].name):
             lines.append(count(*each, device))
     except KeyboardInterrupt:
         say(console, "Interrupted.")
@@ -200,7 +201,7 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
     choices = {"problems": options.problem, "quick": quick, "seconds": seconds}
     bench = cpu_bench(options.threads, seconds) if kind == "cpu" else gpu_bench(seconds)
     tasks = [
-        Task(problem, dtype)
+        (problem, dtype)
         for problem in select(options.problem, quick, kind == "gpu")
         for dtype in problem.dtypes[: 1 if quick else None]
     ]
@@ -211,7 +212,7 @@ def _random(options: argparse.Namespace, words: list[str], console: Console) -> 
     seconds = QUICK_SECONDS if options.seconds is None else options.seconds
     bench = cpu_bench(options.threads, seconds)
     bench.peers = [peer for peer in bench.peers if peer.name in drawn.PEERS]
-    tasks = [Task(each, each.dtypes[0]) for seed in options.seed for each in drawn.problems(seed, options.problems)]
+    tasks = [(each, each.dtypes[0]) for seed in options.seed for each in drawn.problems(seed, options.problems)]
     return _measure(bench, tasks, {"seeds": options.seed, "seconds": seconds}, options, words, console)
 
 

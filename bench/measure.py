@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -188,29 +188,20 @@ def free_memory(on_gpu: bool) -> None:
             sys.modules["torch"].cuda.empty_cache()
 
 
-@dataclass(frozen=True)
-class Task:
-    """A row that is to be measured."""
+Task: TypeAlias = tuple[Problem, str]
+"""A row that is to be measured: its problem and dtype."""
 
-    problem: Problem
-    dtype: str
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """The key of its row."""
-        return self.problem.name, self.dtype
-
-    def row(self) -> Row:
-        """Describe the row before anything is measured."""
-        count = self.problem.compulsory_bytes(self.dtype)
-        name, operation = self.problem.name, self.problem.operation
-        return Row(name, operation, self.dtype, count, count // itemsize_of(self.dtype))
+def row_of(problem: Problem, dtype: str) -> Row:
+    """Describe a row before anything is measured."""
+    count = problem.compulsory_bytes(dtype)
+    return Row(problem.name, problem.operation, dtype, count, count // itemsize_of(dtype))
 
 
 def missing(run: Run, tasks: list[Task]) -> list[Task]:
     """Return the tasks whose rows a run lacks."""
     finished = {row.key for row in run.rows if row.finished}
-    return [task for task in tasks if task.key not in finished]
+    return [(problem, dtype) for problem, dtype in tasks if (problem.name, dtype) not in finished]
 
 
 def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) -> None:
@@ -219,15 +210,14 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
     Whatever is raised on the way, `run` has the finished rows and no other; where the device was lost, also the row
     under way, unfinished, with what has failed in it.
     """
-    waiting = missing(run, tasks)
-    for task in progress(waiting, lambda task: task.row().name, len(waiting)):
-        row = task.row()
+    for problem, dtype in progress(missing(run, tasks), lambda task: row_of(*task).name):
+        row = row_of(problem, dtype)
         others = [each for each in run.rows if each.key != row.key]
         for unfinished in run.rows:
             if unfinished.key == row.key:
                 row.failures = dict(unfinished.failures)
         try:
-            bench.measure(task.problem, task.dtype, row)
+            bench.measure(problem, dtype, row)
         except DeviceLostError:
             row.finished = False
             row.times.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TypeVar
 
@@ -57,9 +57,9 @@ def say(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def progress(items: Iterable[Item], name: Callable[[Item], str], total: int) -> Iterator[Item]:
+def progress(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item]:
     """Yield the items, and print a line to the standard error when each is done, for logs and terminals alike."""
-    start = perf_counter()
+    start, total = perf_counter(), len(items)
     for number, item in enumerate(items, 1):
         began = perf_counter()
         yield item

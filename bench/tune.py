@@ -50,7 +50,7 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
     waiting = [name for name in wanted if name not in before.ends]
     with (logs / f"{len(list(logs.glob('*.jsonl'))) + 1}.jsonl").open("a") as log:
         note(log, tests=list(wanted))
-        for name in progress(waiting, str, len(waiting)):
+        for name in progress(waiting, str):
             note(log, begins=name)
             outcome: dict[str, str] = {"outcome": "passed"}
             try:

@@ -27,7 +27,7 @@ import gpufold
 from bench.__main__ import INTERRUPTED, LOST, main
 from bench.count import ELEMENTS, SCALED, smaller
 from bench.hostcuda import fake_cupy
-from bench.measure import Bench, Task, difference
+from bench.measure import Bench, difference, row_of
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _given_on_device, dtype_of, plan_of, select
@@ -198,10 +198,10 @@ def one_off(problem, data, threads):
     return Call(run)
 
 
-def row_of(clock, peers=()):
+def tiny_row(clock, peers=()):
     """Measure a tiny problem."""
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
-    row = Task(problem, "float32").row()
+    row = row_of(problem, "float32")
     Bench("cpu", "", clock, 1, 0.001, peers).measure(problem, "float32", row)
     return row
 
@@ -214,7 +214,7 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
         "absent": lambda problem, data, threads: None,
     }
     peers = [Peer(name, "numpy", ("cpu",), function) for name, function in prepare.items()]
-    row = row_of(CpuClock(pause=lambda seconds: None), peers)
+    row = tiny_row(CpuClock(pause=lambda seconds: None), peers)
     assert set(row.times) == {"gpufold", "copy", "right"}
     assert row.failures == {"wrong": "FAIL: 1 of 768 elements are wrong", "raises": "RuntimeError: not today"}
     header, line, mean = cells(Run("", "cpu", 1, {}, "", "", "", list(prepare), [], [], [row]))
@@ -243,7 +243,7 @@ class SlowThenFast(CpuClock):
 
 @pytest.mark.parametrize("always", [True, False])
 def test_a_call_that_is_slow_only_because_it_compiles_is_measured_in_full(always):
-    assert (row_of(SlowThenFast(always)).times["gpufold"].seconds == [60.0]) == always
+    assert (tiny_row(SlowThenFast(always)).times["gpufold"].seconds == [60.0]) == always
 
 
 # ---- what is timed
@@ -403,7 +403,7 @@ def test_each_problem_frees_its_memory_before_the_next(device, monkeypatch):
     before = pool.used_bytes()
     _given_on_device(replace(problem, window="hann"), "cupy")
     assert pool.used_bytes() > before
-    measured.measure(problem, "float32", Task(problem, "float32").row())
+    measured.measure(problem, "float32", row_of(problem, "float32"))
     assert device.ran
     assert pool.used_bytes() == before
     assert len(freed) == 2, "the device's pool and that of pinned memory"
@@ -411,7 +411,7 @@ def test_each_problem_frees_its_memory_before_the_next(device, monkeypatch):
 
 def test_the_row_names_what_auto_takes_for_a_contiguous_result(device):
     (problem,) = (problem.shrunk(1 << 12) for problem in select(["array_to_blocks-blocks-8x8"], quick=True, gpu=False))
-    row = Task(problem, "float32").row()
+    row = row_of(problem, "float32")
     Bench("gpu", "", CpuClock(pause=lambda seconds: None), 1, 0.001, []).measure(problem, "float32", row)
     assert row.chosen == plan_of(problem, "auto", "float32").variant
 
