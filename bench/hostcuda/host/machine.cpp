@@ -125,15 +125,14 @@ struct Rounding {
 };
 
 // A value for each lane.
-template <typename Value> using Lanes __attribute__((vector_size(kLanes * sizeof(Value)))) = Value;
-using Words = Lanes<uint32_t>;
-using Signed = Lanes<int32_t>;
-using Floats = Lanes<float>;
-using Pairs = Lanes<uint64_t>;
-using SignedPairs = Lanes<int64_t>;
-using Doubles = Lanes<double>;
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Signed = int32_t __attribute__((vector_size(4 * kLanes)));
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Pairs = uint64_t __attribute__((vector_size(8 * kLanes)));
+using SignedPairs = int64_t __attribute__((vector_size(8 * kLanes)));
+using Doubles = double __attribute__((vector_size(8 * kLanes)));
 
-template <typename To, typename From> To widened(const From& from)
+template <typename To, typename From> To as(const From& from)
 {
     return __builtin_convertvector(from, To);
 }
@@ -169,7 +168,7 @@ Words choose(uint32_t mask, const Words& first, const Words& second)
 }
 Pairs choose(uint32_t mask, const Pairs& first, const Pairs& second)
 {
-    return widened<Pairs>(bits_of(mask)) != 0 ? first : second;
+    return as<Pairs>(bits_of(mask)) != 0 ? first : second;
 }
 
 // Calls a function for each lane of a mask.
@@ -265,7 +264,7 @@ Words floats(const Warp& warp, const Source& source)
 
 Pairs raw_pairs(const Warp& warp, const Source& source)
 {
-    return widened<Pairs>(raw(warp, source, 1)) << 32 | widened<Pairs>(raw(warp, source));
+    return as<Pairs>(raw(warp, source, 1)) << 32 | as<Pairs>(raw(warp, source));
 }
 
 Pairs pairs(const Warp& warp, const Source& source)
@@ -295,8 +294,8 @@ void put(Warp& warp, const Instruction& what, const Words& values, uint32_t acti
 
 void put(Warp& warp, const Instruction& what, const Pairs& values, uint32_t active)
 {
-    put(warp, what, widened<Words>(values), active);
-    put(warp, what, widened<Words>(values >> 32), active, 1);
+    put(warp, what, as<Words>(values), active);
+    put(warp, what, as<Words>(values >> 32), active, 1);
 }
 
 // Where what holds is one of 1 less, 2 equal, 4 greater, 8 unordered.
@@ -349,10 +348,9 @@ Pairs addresses_of(const Warp& warp, const Instruction& what, Accesses& requests
 {
     const bool global = what.mode[0] == kGlobal;
     const Source &base = what.source[0], &uniform = what.source[1];
-    Pairs addresses =
-        global && what.mode[3] ? pairs(warp, base) : widened<Pairs>(raw(warp, base)) << base.part;
-    addresses += global && From(uniform.from) == From::uniform ? pairs(warp, uniform)
-                                                               : widened<Pairs>(raw(warp, uniform));
+    Pairs addresses = global && what.mode[3] ? pairs(warp, base) : as<Pairs>(raw(warp, base)) << base.part;
+    addresses +=
+        global && From(uniform.from) == From::uniform ? pairs(warp, uniform) : as<Pairs>(raw(warp, uniform));
     addresses += int64_t(what.target);
     if (!global)
         return addresses & kAll;
@@ -474,7 +472,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     };
     // Puts the lower halves of sums, and says in predicates whether the upper one is at least one, or two.
     const auto put_and_carry = [&](const Pairs& sums) {
-        made(widened<Words>(sums));
+        made(as<Words>(sums));
         set(0, mask_of(sums >> 32 > 0));
         set(1, mask_of(sums >> 32 > 1));
     };
@@ -492,24 +490,23 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::imad_hi:
     case Op::imad_wide: {
         const Words a = integer(0), b = integer(1);
-        const Pairs c = pair(2), carry = widened<Pairs>(bits_of(mode[1] ? given(0) : 0));
-        const Pairs product = mode[0]
-                                  ? Pairs(widened<SignedPairs>(Signed(a)) * widened<SignedPairs>(Signed(b)))
-                                  : widened<Pairs>(a) * widened<Pairs>(b);
+        const Pairs c = pair(2), carry = as<Pairs>(bits_of(mode[1] ? given(0) : 0));
+        const Pairs product = mode[0] ? Pairs(as<SignedPairs>(Signed(a)) * as<SignedPairs>(Signed(b)))
+                                      : as<Pairs>(a) * as<Pairs>(b);
         const Pairs sum = product + c, sums = sum + carry;
         set(0, mask_of((sum < product) | (sums < carry)));
-        return op == Op::imad_hi ? made(widened<Words>(sums >> 32)) : made(sums);
+        return op == Op::imad_hi ? made(as<Words>(sums >> 32)) : made(sums);
     }
     case Op::iadd3:
     case Op::lea: {
         // What is subtracted is added inverted, after a shift, and one more, so that the carry says whether
         // nothing was borrowed.
         const bool shifts = op == Op::lea, carries = !shifts && mode[0];
-        Pairs sums = widened<Pairs>(bits_of(carries ? given(0) : 0) + bits_of(carries ? given(1) : 0));
+        Pairs sums = as<Pairs>(bits_of(carries ? given(0) : 0) + bits_of(carries ? given(1) : 0));
         for (int i = 0; i < 3; ++i) {
             const Source& source = what.source[i];
             const Words words = raw(warp, source) << (shifts && i == 0 ? mode[0] : 0);
-            sums += widened<Pairs>(source.flags & (kNegative | kInverted) ? ~words : words);
+            sums += as<Pairs>(source.flags & (kNegative | kInverted) ? ~words : words);
             sums += uint64_t((source.flags & kNegative) != 0);
         }
         return put_and_carry(sums);
@@ -518,10 +515,10 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return made(pair(0) + pair(1) + pair(2));
     case Op::lea_hi: {
         const Words a = integer(0);
-        const Pairs wide = mode[1] ? Pairs(widened<SignedPairs>(Signed(a)))
-                                   : widened<Pairs>(integer(2)) << 32 | widened<Pairs>(a);
+        const Pairs wide =
+            mode[1] ? Pairs(as<SignedPairs>(Signed(a))) : as<Pairs>(integer(2)) << 32 | as<Pairs>(a);
         const Words carry = bits_of(mode[2] ? given(0) : 0);
-        return put_and_carry((wide << mode[0] >> 32) + widened<Pairs>(integer(1)) + widened<Pairs>(carry));
+        return put_and_carry((wide << mode[0] >> 32) + as<Pairs>(integer(1)) + as<Pairs>(carry));
     }
     case Op::lop3: {
         const Words a = integer(0), b = integer(1), c = integer(2);
@@ -619,7 +616,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::s2r: {
         const Words value = special(warp, mode[0], block);
-        return mode[1] ? made(widened<Pairs>(value)) : made(value);
+        return mode[1] ? made(as<Pairs>(value)) : made(value);
     }
     case Op::vote: {
         const uint32_t for_it = given(0) & active;
@@ -706,7 +703,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return by_lane(converted, raw(warp, source));
     }
     case Op::float_to_double:
-        return made(Pairs(widened<Doubles>(Floats(real(0)))));
+        return made(Pairs(as<Doubles>(Floats(real(0)))));
     case Op::float_to_half: {
         const bool brain = mode[0];
         const auto half = [=](uint32_t bits) {
