@@ -1,6 +1,6 @@
 """Measures what a repeated GPU call costs on the host before the launch, and a call on a frame of sound on the CPU.
 
-CuPy's arrays, allocator and launch are replaced by stand-ins that do nothing, and everything between them is
+CuPy's arrays, allocator and launch are those of a stand-in that is made to do nothing, and everything between them is
 gpufold's own: checks, geometry, plan and packed arguments, from their caches. Where torch is installed its tensors are
 measured too: on the CPU, passing for a GPU's, though none has memory.
 """
@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
-from math import prod
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 import gpufold
+from bench.hostcuda import fake_cupy
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, show
 from bench.timing import CpuClock, Times, interleave
 from gpufold.compute import launcher
-from gpufold.gpu.parameters import contiguous_strides
-from gpufold.gpu.plan import H200
 
 MEASURED_SECONDS = 0.2
 """For the samples of calls that take turns."""
@@ -45,74 +43,44 @@ ADDRESSES = count(1 << 40, 1 << 40)
 
 def _memory(size: int = 0) -> SimpleNamespace:
     """Stand in for memory of a device."""
-    return SimpleNamespace(ptr=next(ADDRESSES), memset_async=lambda value, size: None)
+    return SimpleNamespace(ptr=next(ADDRESSES))
 
 
-class StandInArray:
-    """What gpufold sees of a cupy.ndarray."""
+class StandInArray(fake_cupy.ndarray):
+    """An array of the stand-in's on the first device, which is the current one, without memory."""
 
-    class Device:
-        """The first device, which is the current one."""
+    class Device(nullcontext[None]):
+        """A device that is entered at no cost."""
 
         id = 0
-
-        def __enter__(self) -> None: ...
-        def __exit__(self, *reasons: object) -> None: ...
 
     device = Device()
     flags = SimpleNamespace(c_contiguous=True)
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.size = prod(shape)
-        self.itemsize = self.dtype.itemsize
-        self.nbytes = self.size * self.itemsize
-        self.strides = tuple(step * self.itemsize for step in contiguous_strides(shape))
-        self.data = _memory()
+        super().__init__(shape, dtype, _memory())
 
 
 StandInArray.__module__ = "cupy"  # by which a call finds whose it is
 
 
-def _launched(*arguments: object) -> None:
-    """Stand in for a kernel."""
-
-
-_launched.kernel = _launched  # type: ignore[attr-defined]
-
-
-def stand_in() -> ModuleType:
-    """Make a module with as much of CuPy as gpufold uses."""
-    module = ModuleType("cupy")
-    properties = {
-        "name": H200.name.encode(),
-        "major": H200.compute_capability[0],
-        "minor": H200.compute_capability[1],
-        "multiProcessorCount": H200.multiprocessors,
-        "maxThreadsPerMultiProcessor": H200.threads_per_multiprocessor,
-    }
-    runtime = SimpleNamespace(
-        getDevice=lambda: 0,
-        getDeviceProperties=lambda number: properties,
-        deviceGetAttribute=lambda attribute, number: attribute,
-        cudaDevAttrMaxSharedMemoryPerMultiprocessor=H200.shared_bytes,
-        cudaDevAttrL2CacheSize=H200.l2_bytes,
-        cudaDevAttrMemoryPoolsSupported=1,
-        memsetAsync=lambda *arguments: None,
-    )
+@contextmanager
+def stand_in() -> Iterator[None]:
+    """Let gpufold import the stand-in for CuPy, of which nothing that a repeated call asks takes long."""
+    cupy, kernel = fake_cupy.cupy(), SimpleNamespace(kernel=lambda *arguments: None)
     stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
-    vars(module).update(
-        ndarray=StandInArray,
-        empty=cache(StandInArray),  # so that it costs next to nothing
-        cuda=SimpleNamespace(
-            runtime=runtime,
-            Device=lambda number: nullcontext(),
-            get_current_stream=lambda: stream,
-            alloc=cache(_memory),
-        ),
-        RawKernel=lambda code, symbol, options: SimpleNamespace(kernel=_launched),
-    )
-    return module
+    sys.modules["cupy"] = cupy
+    try:
+        with (
+            patch.multiple(cupy, ndarray=StandInArray, empty=cache(StandInArray), RawKernel=lambda *program: kernel),
+            patch.multiple(cupy.cuda, alloc=cache(_memory), get_current_stream=lambda: stream),
+            patch.multiple(cupy.cuda.runtime, getDevice=lambda: 0, memsetAsync=lambda *arguments: None),
+        ):
+            yield
+    finally:
+        del sys.modules["cupy"]
+        sys.modules.pop("gpufold.gpu.launch", None)
+        launcher.cache_clear()
 
 
 def in_turns(*calls: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> list[float]:
@@ -132,13 +100,8 @@ def host(names: list[str], console: Console) -> int:
     problems = select(names, quick=False, gpu=True)
     if "cupy" in sys.modules:
         raise ValueError("host replaces CuPy, which this process has imported")
-    sys.modules["cupy"] = stand_in()
-    try:
+    with stand_in():
         rows = [_measure(problem) for problem in problems]
-    finally:
-        del sys.modules["cupy"]
-        sys.modules.pop("gpufold.gpu.launch", None)
-        launcher.cache_clear()
     headings = ["first call µs", "repeated µs", "with out= µs", "gpufold.torch µs"]
     lines = [["problem", *(headings if find_spec("torch") else headings[:-1])]]
     lines += [[name, *(f"{cost * 1e6:.1f}" for cost in costs)] for name, *costs in rows]

@@ -35,7 +35,6 @@ from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
-import pytest
 
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.sources import options as sources_options
@@ -879,19 +878,25 @@ ALL_OF = ("test_smoke",)
 """Tests of which no problem is left out: each is of another kernel."""
 
 
-def pytest_plugin_registered(plugin):
+def pytest_plugin_registered(plugin, manager):
     """Stand in as soon as this is a plugin, since others import CuPy where they find it."""
-    if plugin is sys.modules[__name__] and sys.modules.setdefault("cupy", cupy()) is not cupy():
-        raise RuntimeError("CuPy is imported already, so it cannot be stood in for")
+    if plugin is sys.modules[__name__]:
+        if sys.modules.setdefault("cupy", cupy()) is not cupy():
+            raise RuntimeError("CuPy is imported already, so it cannot be stood in for")
+        import pytest  # which others who import this do without
+
+        last = pytest.hookimpl(trylast=True)(leave_out)
+        manager.register(SimpleNamespace(pytest_collection_modifyitems=last))
 
 
 def pytest_addoption(parser):
     parser.addoption("--of-each", type=int, help="run no more than this many of the problems of a test, first and last")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
+def leave_out(config, items):
     """Skip what says nothing here, and leave out all but some problems of each test."""
+    import pytest
+
     of_each, most = defaultdict(list), config.getoption("--of-each")
     for item in items:
         of_each[getattr(item, "originalname", item.name)].append(item)
