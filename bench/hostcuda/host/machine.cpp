@@ -162,13 +162,9 @@ template <typename Values> uint32_t mask_of(const Values& values)
 }
 
 // The first values where a mask has its lanes, and the second elsewhere.
-Words choose(uint32_t mask, const Words& first, const Words& second)
+template <typename Values> Values choose(uint32_t mask, const Values& first, const Values& second)
 {
-    return bits_of(mask) != 0 ? first : second;
-}
-Pairs choose(uint32_t mask, const Pairs& first, const Pairs& second)
-{
-    return as<Pairs>(bits_of(mask)) != 0 ? first : second;
+    return as<Values>(bits_of(mask)) != 0 ? first : second;
 }
 
 // Calls a function for each lane of a mask.
@@ -426,24 +422,6 @@ void store(Warp& warp, const Instruction& what, uint32_t active)
     });
 }
 
-Words special(const Warp& warp, int which, const uint32_t (&block)[3])
-{
-    switch (which) {
-    case 0:
-        return warp.first_thread + kNumbers; // kernels have blocks of one axis
-    case 1:
-    case 2:
-    case 3:
-        return Words{} + block[which - 1];
-    case 4:
-        return kNumbers;
-    case 5:
-        return (1u << kNumbers) - 1;
-    default:
-        return Words{};
-    }
-}
-
 // Whether a division may leave the range of the fast way, as FCHK says.
 bool is_hard(float dividend, float divisor)
 {
@@ -615,7 +593,9 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return;
     }
     case Op::s2r: {
-        const Words value = special(warp, mode[0], block);
+        const Words threads = warp.first_thread + kNumbers, below = (1u << kNumbers) - 1, zero = {};
+        const Words known[] = {threads, zero + block[0], zero + block[1], zero + block[2], kNumbers, below};
+        const Words value = mode[0] < 6 ? known[mode[0]] : zero; // kernels have blocks of one axis
         return mode[1] ? made(as<Pairs>(value)) : made(value);
     }
     case Op::vote: {
