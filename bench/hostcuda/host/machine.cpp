@@ -132,6 +132,7 @@ using Pairs = uint64_t __attribute__((vector_size(8 * kLanes)));
 using SignedPairs = int64_t __attribute__((vector_size(8 * kLanes)));
 using Doubles = double __attribute__((vector_size(8 * kLanes)));
 
+// The same numbers, of another type.
 template <typename To, typename From> To as(const From& from)
 {
     return __builtin_convertvector(from, To);
