@@ -29,9 +29,6 @@ FLAT_RUN, LARGE_PLANE = 32, 20000
 """Blocks of a plane from which a flat run is a long enough inner loop, and bytes of sums from which it takes less than
 a copy, as it does wherever runs reach whole rows."""
 
-DILUTED = 1.75
-"""Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
-
 COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 19)
 """Of a plane's columns that are copied, and twice as many where nothing is widened before; and of those of several
 planes at a time, which stay in a core's cache."""
@@ -69,10 +66,8 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
     if low == high:
         if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
             return fold_cells(columns, image, axes, weights)
-        copied = _layout(axes, 1).elements
-        most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns.dtype, columns.strides, axes) else copied
         allowed = COPIED_BYTES * (1 if is_narrow(columns, image) else 2)
-        fits = copied * image.itemsize <= allowed and copied <= most
+        fits = _layout(axes, 1).elements * image.itemsize <= allowed
         return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
     shorten_buffers(columns)
     *outer, last = axes
