@@ -81,7 +81,7 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
     elif im2col.even_tap_step(view) is None:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
-        moves = im2col.unfold_of(problem).simplified().moves
+        moves = im2col.moves_of(problem)
         is_weighed = problem.fusion.window != "none" and len(moves.axes) > 1  # each pixel is looked for in the padding
         if not (is_weighed and any(axis.pad for axis in moves.axes)) and _is_better_staged(moves):
             yield "staged", ""

@@ -49,13 +49,13 @@ def span(extents: Size, strides: Size) -> int:
     return sum((extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
 
 
-def offset_bits(operation: str, *largest: int) -> int:
+def offset_bits(*largest: int) -> int:
     """Return the width of a kernel's Offset, from the largest values that it must hold."""
     if max(largest) <= INT32_MAX:
         return 32
     if max(largest) <= INT64_MAX // 2:
         return 64
-    raise Unsupported(f"{operation}: offsets up to {max(largest)} do not fit into 64 bits on a GPU")
+    raise Unsupported(f"offsets up to {max(largest)} do not fit into 64 bits on a GPU")
 
 
 def offset_type(bits: int) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias
 
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, ElementType
-from gpufold.geometry import Geometry, Size
+from gpufold.geometry import Geometry, Size, SpaceGeometry
 from gpufold.gpu.parameters import Field, contiguous_strides, offset_type, pack
 
 
@@ -138,9 +139,7 @@ class Plan:
             (self.grid[1], MAX_GRID_ROWS, "rows of thread blocks"),
         ):
             if needed > available:
-                raise Unsupported(
-                    f"{self.operation}: {self.variant} would need {needed} {what}, of which there are {available}"
-                )
+                raise Unsupported(f"{self.variant} would need {needed} {what}, of which there are {available}")
 
     @property
     def argument_bytes(self) -> int:
@@ -196,8 +195,12 @@ def specialisation(defines: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
+KERNELS_OF = {"blocks_to_array": "col2im", "array_to_blocks": "im2col"}
+"""The operations whose kernels serve another, on arrays that are seen as theirs."""
+
+
 def make_plan(
-    operation: str,
+    problem: Problem,
     variant: str,
     shape: LaunchShape,
     reason: str,
@@ -207,22 +210,35 @@ def make_plan(
 ) -> Plan:
     """Make a plan: what all kernels are compiled with and launched by, and `facts`, which are a Plan's other fields.
 
-    `members` are the kernel's parameter struct.
+    `members` are the kernel's parameter struct. The floor is that of the arrays where no fact says otherwise.
     """
-    name = f"{operation}_{variant}"
+    operation = problem.call.operation
+    name = f"{KERNELS_OF.get(operation, operation)}_{variant}"
     return Plan(
         operation,
         variant,
         facts.pop("source", f"{name}.cu"),
         facts.pop("symbol", name),
         specialisation({"OFFSET": offset_type(shape.bits), "THREADS": shape.threads, **defines}),
-        grid_of(operation, shape.items, shape.per_block, shape.rows),
+        grid_of(shape.items, shape.per_block, shape.rows),
         (shape.threads, 1, 1),
         pack(shape.bits, **members),
-        reason=reason,
+        facts.pop("bytes_moved", None) or _bytes_moved(problem),
+        reason,
         shared_bytes=shape.shared_bytes,
         **facts,
     )
+
+
+def _bytes_moved(problem: Problem) -> int:
+    """Count the floor: both arrays once, the output twice where it is added to, and a window's weights."""
+    call, fusion = problem.call, problem.fusion
+    read = prod(problem.input.shape) * call.source_element.itemsize
+    written = (2 if fusion.accumulate else 1) * prod(problem.output.shape) * call.element.itemsize
+    if isinstance(call.geometry, SpaceGeometry) or fusion.window == "none":
+        return read + written
+    taps = call.geometry.block_shape[-fusion.window_axes :]  # from the first on where it is 0
+    return read + written + (prod if fusion.window == "full" else sum)(taps) * call.element.weight_bytes
 
 
 Variant: TypeAlias = Callable[[Problem], Plan | tuple[Plan, ...]]
@@ -240,12 +256,12 @@ One that does not serve the problem may be among them.
 # Atomic additions
 
 
-def check_atomics(operation: str, dtype: str) -> None:
+def check_atomics(dtype: str) -> None:
     """Raise where no atomic addition gives the sums of a dtype."""
     if ELEMENT_TYPES[dtype].is_half:
-        raise Unsupported(f"{operation}: atomic adds in memory, where {dtype} sums would be rounded at every addition")
+        raise Unsupported(f"atomic adds in memory, where {dtype} sums would be rounded at every addition")
     if dtype != "bool" and ELEMENT_TYPES[dtype].itemsize < 4:
-        raise Unsupported(f"{operation}: atomic has no atomic addition of {dtype}, whose elements share a word")
+        raise Unsupported(f"atomic has no atomic addition of {dtype}, whose elements share a word")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -264,11 +280,11 @@ MAX_ARGUMENT_BYTES = 4096
 POINTER_BYTES = 8
 
 
-def grid_of(operation: str, items: int, per_block: int, rows: int = 1) -> tuple[int, int, int]:
+def grid_of(items: int, per_block: int, rows: int = 1) -> tuple[int, int, int]:
     """Return the grid of thread blocks that own so many items each."""
     blocks = -(-items // per_block)
     if blocks > MAX_GRID:
-        raise Unsupported(f"{operation}: {blocks} thread blocks of {per_block} items are more than one launch can have")
+        raise Unsupported(f"{blocks} thread blocks of {per_block} items are more than one launch can have")
     return blocks, rows, 1
 
 

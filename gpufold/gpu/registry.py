@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -17,20 +18,20 @@ from gpufold.gpu.variants import (
     add_blocks,
     average,
     batch_to_space,
-    blockwise,
     col2im,
     im2col,
     space_to_batch,
     take_blocks,
 )
+from gpufold.gpu.variants.blockwise import as_columns
 
 VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "col2im": col2im.VARIANTS,
     "im2col": im2col.VARIANTS,
     "batch_to_space": batch_to_space.VARIANTS,
     "space_to_batch": space_to_batch.VARIANTS,
-    "blocks_to_array": blockwise.TO_ARRAY,
-    "array_to_blocks": blockwise.TO_BLOCKS,
+    "blocks_to_array": col2im.VARIANTS,
+    "array_to_blocks": im2col.VARIANTS,
     "add_blocks": add_blocks.VARIANTS,
     "take_blocks": take_blocks.VARIANTS,
     "average": average.VARIANTS,
@@ -42,8 +43,8 @@ RULES: Mapping[str, Preferences] = {
     "im2col": choice.of_im2col,
     "batch_to_space": choice.of_batch_to_space,
     "space_to_batch": choice.of_space_to_batch,
-    "blocks_to_array": lambda problem: choice.of_col2im(blockwise.as_col2im(problem)),
-    "array_to_blocks": lambda problem: choice.of_im2col(blockwise.as_im2col(problem)),
+    "blocks_to_array": choice.of_col2im,
+    "array_to_blocks": choice.of_im2col,
     "add_blocks": choice.of_add_blocks,
 }
 """By operation that has several, what yields the variants to take first, with why."""
@@ -54,10 +55,19 @@ def check_name(call: Call) -> None:
     word(call.operation, "variant", call.variant, ("auto", *VARIANTS[call.operation]))
 
 
-def plans_by(operation: str, variant: str, problem: Problem) -> tuple[Plan, ...]:
+def _plans_by(variant: Variant, problem: Problem) -> tuple[Plan, ...]:
     """Return the plans of a variant, the rule's first, or raise Unsupported."""
-    plans = VARIANTS[operation][variant](problem)
+    plans = variant(problem)
     return plans if isinstance(plans, tuple) else (plans,)
+
+
+@contextmanager
+def _refusals_of(operation: str) -> Iterator[None]:
+    """Put the operation that was called in front of what says why it cannot be served."""
+    try:
+        yield
+    except Unsupported as unsupported:
+        raise Unsupported(f"{operation}: {unsupported}") from None
 
 
 def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iterator[Plan]:
@@ -67,9 +77,11 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
     others cannot is added to `refusals`, by name.
     """
     call, refused = problem.call, {} if refusals is None else refusals
-    table, done = VARIANTS[call.operation], set[str]()
+    table, done, problem = VARIANTS[call.operation], set[str](), as_columns(problem)
     if call.variant != "auto":
-        yield from plans_by(call.operation, call.variant, problem)
+        with _refusals_of(call.operation):
+            plans = _plans_by(table[call.variant], problem)
+        yield from plans
         return
     preferred = RULES[call.operation](problem) if call.operation in RULES else ()
     for name, why in chain(preferred, ((name, None) for name in table)):
@@ -77,9 +89,9 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
             continue
         done.add(name)
         try:
-            plans = plans_by(call.operation, name, problem)
+            plans = _plans_by(table[name], problem)
         except Unsupported as unsupported:
-            refused[name] = str(unsupported).removeprefix(f"{call.operation}: ")
+            refused[name] = str(unsupported)
             continue
         if plans[0].atomic_output and not problem.any_order:
             refused[name] = f"{name} adds in any order, where deterministic=True"
@@ -95,8 +107,9 @@ def problem_of(
     """Return what plans are made from, of arrays with at least one element; raise where nothing can serve it."""
     check_name(call)
     operands = (input, output) if weight_out is None else (input, output, weight_out)
-    for operand in operands:  # strides that no element is away by are passed to kernels too
-        offset_bits(call.operation, sum(map(mul, operand.shape, map(abs, operand.strides))))
+    with _refusals_of(call.operation):
+        for operand in operands:  # strides that no element is away by are passed to kernels too
+            offset_bits(sum(map(mul, operand.shape, map(abs, operand.strides))))
     return Problem(call, input, output, device, weight_out)
 
 

@@ -81,7 +81,7 @@ def output_driven(problem: Problem) -> Plan:
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_atomic.cu."""
     view = placed_view(problem)
-    check_atomics("add_blocks", problem.call.dtype)
+    check_atomics(problem.call.dtype)
     items = view.count * view.batch * view.channels * prod(view.block)
     bits = bits_of(problem, items, (0,) * len(view.size))
     return placed_plan(

@@ -25,9 +25,9 @@ def elementwise(problem: Problem) -> Plan:
     items, weights = prod(extents), prod(geometry.block_shape)
     elements = min(MAX_ELEMENTS, THREAD_BYTES // element.itemsize)
     reach = [sum(map(mul, extents, map(abs, steps))) for steps in (sources, targets)]
-    bits = offset_bits("average", items + MOVING_THREADS * elements, *reach)
+    bits = offset_bits(items + MOVING_THREADS * elements, *reach)
     return make_plan(
-        "average",
+        problem,
         "elementwise",
         LaunchShape(items, MOVING_THREADS * elements, MOVING_THREADS, extents, 1, bits),
         "each thread divides a few elements, neighbouring threads neighbouring ones",
@@ -46,7 +46,6 @@ def elementwise(problem: Problem) -> Plan:
             "by_extent": divisor(extents),
             "by_weights": divisor(weights),
         },
-        bytes_moved=2 * items * element.itemsize + weights * element.weight_bytes,
         takes_window=True,
     )
 

@@ -19,7 +19,6 @@ from gpufold.gpu.variants.moves import (
     WIDEST_WORD,
     Moves,
     device_threads,
-    space_bytes,
     space_moves,
     word_elements,
     word_types,
@@ -68,14 +67,13 @@ def _plan(
     **defines: Any,
 ) -> Plan:
     """Plan threads along the pixels of all axes but the last, which is cut into so many places."""
-    operation, moves = "batch_to_space", _simplified(problem)
+    moves = _simplified(problem)
     axes = moves.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
     planes = planes_per_thread(moves.planes, prod(places), most_planes, device_threads(problem.device))
     groups = -(-moves.planes // planes)
     threads, in_block = prod(places) * groups, defines.get("THREADS", MOVING_THREADS)
     bits = offset_bits(
-        operation,
         threads + MOVING_THREADS,
         moves.planes,
         2 * max((axis.blocks + 1) * axis.kernel for axis in axes),
@@ -83,7 +81,7 @@ def _plan(
         sum(axis.size * abs(axis.pixel_step) for axis in axes),
     )
     return make_plan(
-        operation,
+        problem,
         variant,
         LaunchShape(threads, in_block, in_block, places, groups, bits, shared_bytes),
         reason,
@@ -102,7 +100,6 @@ def _plan(
             "batch_plane_step": wide(moves.blocks_plane_step),
             "space_plane_step": wide(moves.array_plane_step),
         },
-        bytes_moved=space_bytes(problem),
     )
 
 
@@ -180,19 +177,19 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
 
 def packed(problem: Problem) -> Plan:
     """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
-    operation, moves = "batch_to_space", _simplified(problem)
+    moves = _simplified(problem)
     last, itemsize = moves.axes[-1], moves.itemsize
     if last.is_unit:
-        raise Unsupported(f"{operation}: packed needs a last axis that is split")
+        raise Unsupported("packed needs a last axis that is split")
     if itemsize > 4:
-        raise Unsupported(f"{operation}: packed puts words of 4 bytes together, not elements of {itemsize}")
+        raise Unsupported(f"packed puts words of 4 bytes together, not elements of {itemsize}")
     shape, steps = problem.output.shape, problem.output.strides
     if not are_contiguous(shape, steps):
-        raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
+        raise Unsupported(f"packed needs contiguous space, not steps of {steps}")
     pieces = min(_pieces(problem, moves), key=_by_size, default=None)
     if pieces is None:
         raise Unsupported(
-            f"{operation}: packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
+            f"packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
             f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
             f"bytes in rows of {last.size}"
         )

@@ -102,7 +102,7 @@ def _binned(problem: Problem, share: Share) -> Plan:
     resident = max(2, problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS))
 
     def in_turns(most: int, per_block: int) -> tuple[int, int, int]:  # where mostly there is nothing to do
-        return grid_of("add_blocks", min(most, resident // 2 * per_block), per_block)
+        return grid_of(min(most, resident // 2 * per_block), per_block)
 
     groups = view.channels // planes
     items = view.batch * groups * prod(bins.along)
@@ -112,7 +112,7 @@ def _binned(problem: Problem, share: Share) -> Plan:
     past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * NOTED_AT_ONCE * resident)  # what a loop reaches at its end
     reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
     bits = bits_of(problem, items, bins.side, scratch, past, *reach)
-    note_bits = max(bits, offset_bits("add_blocks", (view.count + 1) * prod(reach[view.fixed :]) // 2))
+    note_bits = max(bits, offset_bits((view.count + 1) * prod(reach[view.fixed :]) // 2))
     windowed = problem.fusion.window != "none"
     of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
@@ -141,7 +141,7 @@ def _binned(problem: Problem, share: Share) -> Plan:
     each = min(NOTED_AT_ONCE, -(-view.count // (resident * THREADS)))
     crowds = max(1, min(crowds, number))
     steps = (
-        ("bins_note", grid_of("add_blocks", view.count, each * THREADS), 0),
+        ("bins_note", grid_of(view.count, each * THREADS), 0),
         ("bins_reserve", in_turns(crowds, THREADS), (THREADS // WARP + 1) * bits // 8),
         ("bins_list", in_turns(view.count, THREADS), 0),
         ("bins_order", in_turns(crowds, 1), THREADS * (MARKS_OF_THREAD + bits // 8)),

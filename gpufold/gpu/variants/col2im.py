@@ -11,7 +11,7 @@ from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, 
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
 from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, WARP, WIDEST_WORD
-from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
+from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
 from gpufold.gpu.variants.whole_blocks import gather_blocks
 
 THREADS = 128
@@ -72,12 +72,12 @@ def gather(problem: Problem) -> tuple[Plan, ...]:
     *outer, row = view.axes
     if row.stride > GATHER_MAX_STRIDE:
         raise Unsupported(
-            f"{OPERATION}: gather keeps a stride's worth of pixels in registers, {GATHER_MAX_STRIDE} at most, "
+            f"gather keeps a stride's worth of pixels in registers, {GATHER_MAX_STRIDE} at most, "
             f"but strides is {row.stride} on the last axis"
         )
     if row.kernel > GATHER_MAX_KERNEL:
         raise Unsupported(
-            f"{OPERATION}: gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
+            f"gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
             f"but kernel_size is {row.kernel} there"
         )
     few = len(outer) > 1 and view.element.itemsize > 2
@@ -158,7 +158,7 @@ def _gather(problem: Problem, numbering: str, part: int, at_most: int) -> tuple[
     def plan(planes: int) -> Plan:
         groups = -(-view.channels // planes)
         items = view.batch * groups * places
-        bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + THREADS)
+        bits = offset_bits(largest_offset(view) + past_row, items + THREADS)
         tile_bytes = THREADS // WARP * -(-planes * (WARP + 1) * part * itemsize // 16) * 16 + THREADS * RUN_BYTES
         return sum_plan(
             problem,
@@ -172,7 +172,7 @@ def _gather(problem: Problem, numbering: str, part: int, at_most: int) -> tuple[
                 "first_block": offset(row.pad_begin // row.stride),
                 "by_cells": divisor(cells),
             },
-            ("col2im_gather.cu", "col2im_gather" + "_words" * words + "_planes" * (planes > 1)),
+            {"source": "col2im_gather.cu", "symbol": "col2im_gather" + "_words" * words + "_planes" * (planes > 1)},
             NUMBERING=numbering,
             PHASE=in_front if numbering == "cells" else 0,
             PART=part,
@@ -190,14 +190,14 @@ def _gather(problem: Problem, numbering: str, part: int, at_most: int) -> tuple[
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/col2im_atomic.cu."""
     view = view_of(problem)
-    check_atomics(OPERATION, problem.call.dtype)
+    check_atomics(problem.call.dtype)
     if problem.fusion.reduction != "sum":
-        raise Unsupported(f"{OPERATION}: atomic cannot divide a pixel, whose last addition no thread knows of")
+        raise Unsupported("atomic cannot divide a pixel, whose last addition no thread knows of")
     if not problem.fusion.accumulate and not are_contiguous(problem.output.shape, problem.output.strides):
-        raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
+        raise Unsupported("atomic zeroes the image first, so out must be C-contiguous")
     kernel = tuple(axis.kernel for axis in view.axes)
     items = view.planes * prod(kernel) * prod(view.blocks)
-    bits = offset_bits(OPERATION, largest_offset(view), items + MOVING_THREADS)
+    bits = offset_bits(largest_offset(view), items + MOVING_THREADS)
     return sum_plan(
         problem,
         "atomic",

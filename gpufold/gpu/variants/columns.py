@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, inf, prod
 
-import numpy as np
-
 from gpufold.calls import PLAIN
 from gpufold.elements import ElementType
 from gpufold.geometry import Axis, Size, SlidingGeometry
@@ -127,35 +125,14 @@ def cells_of(view: ColumnsView) -> Size:
 
 def fusion_defines(problem: Problem) -> dict[str, str]:
     """Return the macros that say what is fused into the sums, where that is anything."""
-    fusion = problem.fusion
+    fusion, geometry = problem.fusion, problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
     if fusion == PLAIN:
         return {}
     return {
-        **({"WINDOW_AXES": str(len(_windowed_taps(problem)))} if fusion.window == "separable" else {}),
+        **({"WINDOW_AXES": str(fusion.window_axes or len(geometry.axes))} if fusion.window == "separable" else {}),
         "REDUCTION": fusion.reduction,
         "WINDOW": fusion.window,
         "ACCUMULATE": "true" if fusion.accumulate else "false",
         "WEIGHT": problem.element.weight_type,
     }
-
-
-def weight_bytes(problem: Problem) -> int:
-    """Count the bytes of the kernels' Weight, which is a float where nothing is fused."""
-    weight = "" if problem.fusion == PLAIN else problem.element.weight
-    return np.dtype(weight or "float32").itemsize
-
-
-def sliding_bytes(problem: Problem) -> int:
-    """Count the floor: columns and image once, the image twice where it is added to, and the window."""
-    geometry, fusion = problem.geometry, problem.fusion
-    assert isinstance(geometry, SlidingGeometry)
-    columns = prod(geometry.columns_shape) * problem.call.source_element.itemsize
-    image = (2 if fusion.accumulate else 1) * prod(geometry.image_shape) * problem.element.itemsize
-    taps = {"none": 0, "separable": sum(_windowed_taps(problem)), "full": prod(geometry.block_shape)}
-    return columns + image + taps[fusion.window] * weight_bytes(problem)
-
-
-def _windowed_taps(problem: Problem) -> Size:
-    """Return the taps of the axes that a separable window has weights for."""
-    assert isinstance(problem.geometry, SlidingGeometry)
-    return problem.geometry.block_shape[-problem.fusion.window_axes :]  # from the first on where it is 0

@@ -27,7 +27,7 @@ from gpufold.gpu.plan import (
 )
 from gpufold.gpu.variants import runs as of_runs
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.columns import ColumnsView, fusion_defines, sliding_bytes, view_of
+from gpufold.gpu.variants.columns import ColumnsView, view_of
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
@@ -39,9 +39,6 @@ from gpufold.gpu.variants.moves import (
     word_elements,
     word_types,
 )
-from gpufold.gpu.variants.unfold import Unfold
-
-OPERATION = "im2col"
 
 TAPS_BLOCKS = 8
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
@@ -66,13 +63,13 @@ def even_tap_step(view: ColumnsView) -> int | None:
     return tap_step if all(stride == contiguous * tap_step for stride, contiguous in steps) else None
 
 
-def unfold_of(problem: Problem) -> Unfold:
-    """Describe a call for kernels/unfold.cuh; raise Unsupported where taps are not evenly apart in the columns."""
+def moves_of(problem: Problem) -> Moves:
+    """Describe a call, simply where elements are only moved; raise Unsupported where taps are not evenly apart."""
     view = columns_of(problem)
     tap_step = even_tap_step(view)
     if tap_step is None:
         raise Unsupported(
-            f"{OPERATION}: the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
+            f"the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
             f"are {view.tap_strides} for kernel_size={view.kernel}"
         )
     steps = (tap_step * step for step in contiguous_strides(view.kernel))
@@ -92,43 +89,31 @@ def unfold_of(problem: Problem) -> Unfold:
             for axis, *steps in axes
         ),
     )
-    return Unfold(OPERATION, moves, sliding_bytes(problem), _element_types(problem), takes_window=True)
-
-
-def _element_types(problem: Problem) -> dict[str, str]:
-    """Return the types of elements that are multiplied; none where they are only moved."""
-    if problem.fusion.window == "none":
-        return {}
-    element, fused = problem.element, fusion_defines(problem)
-    names = ("WINDOW", "WINDOW_AXES", "WEIGHT")
-    types = {"SCALAR": element.scalar, "ACCUMULATOR": element.accumulator}
-    return types | {name: fused[name] for name in names if name in fused}
+    return moves.simplified() if problem.fusion.window == "none" else moves.with_batch_as_planes()
 
 
 def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while neighbouring blocks are near."""
-    return unfold.per_block(unfold_of(problem), problem.device)
+    return unfold.per_block(problem, moves_of(problem))
 
 
 def words(problem: Problem) -> Plan:
     """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels."""
-    found = unfold_of(problem)
-    if found.element_types:
-        raise Unsupported(f"{OPERATION}: words takes no window, whose products are made element by element")
-    found = found.simplified()
-    moves = found.moves
+    moves = moves_of(problem)
+    if problem.fusion.window != "none":
+        raise Unsupported("words takes no window, whose products are made element by element")
     *outer, last = moves.axes
     if last.stride != 1:
-        raise Unsupported(f"{OPERATION}: words needs a stride of 1 along the last axis, not {last.stride}")
+        raise Unsupported(f"words needs a stride of 1 along the last axis, not {last.stride}")
     if last.pixel_step != 1 or last.block_step != 1:
         raise Unsupported(
-            f"{OPERATION}: words needs a contiguous last axis of image and columns, "
+            f"words needs a contiguous last axis of image and columns, "
             f"not steps of {last.pixel_step} and {last.block_step}"
         )
     reach = (last.kernel - 1) * last.dilation
     if last.kernel > WORDS_TAPS or reach > max(WORDS_TAPS, min(last.blocks // 2, INT32_MAX)):
         raise Unsupported(
-            f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the blocks, "
+            f"words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the blocks, "
             f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} blocks"
         )
     multiples = [last.size, last.blocks, moves.tap_step]
@@ -138,7 +123,7 @@ def words(problem: Problem) -> Plan:
     count = word_elements(moves.itemsize, moves.alignment, multiples)
     if count == 1 or count * moves.itemsize < 4 or last.blocks < count:
         raise Unsupported(
-            f"{OPERATION}: words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, which rows of both "
+            f"words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, which rows of both "
             f"arrays must be, and not rows of {last.size} and {last.blocks} elements of {moves.itemsize}"
         )
     before = -last.pad % count
@@ -151,9 +136,9 @@ def words(problem: Problem) -> Plan:
         block_step=count,
     )
     return unfold.plan(
-        replace(found, moves=replace(moves, axes=(*outer, in_words))),
+        problem,
+        replace(moves, axes=(*outer, in_words)),
         "words",
-        problem.device,
         last.kernel,
         f"neighbouring blocks are neighbouring pixels, and rows whole words of {count * moves.itemsize} bytes",
         row_blocks=last.blocks,
@@ -165,12 +150,12 @@ def words(problem: Problem) -> Plan:
 
 def runs(problem: Problem) -> Plan:
     """Plan one thread block per run of blocks, whose taps it stores from sector to sector."""
-    return of_runs.runs(unfold_of(problem).simplified(), problem.device)
+    return of_runs.runs(problem, moves_of(problem))
 
 
 def staged(problem: Problem) -> Plan:
     """Plan one thread block per run of blocks, the pixels under which it brings to shared memory."""
-    return of_runs.staged(unfold_of(problem).simplified(), problem.device)
+    return of_runs.staged(problem, moves_of(problem))
 
 
 def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
@@ -219,7 +204,6 @@ def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -
     places = -(-row.blocks // blocks)
     threads = view.planes * prod(kernel) * prod(view.blocks[:-1]) * places
     bits = offset_bits(
-        OPERATION,
         threads + MOVING_THREADS,
         *(2 * axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride for axis in axes),
         sum(
@@ -232,14 +216,14 @@ def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -
         ),
     )
     return make_plan(
-        OPERATION,
+        problem,
         "taps",
         LaunchShape(threads, MOVING_THREADS, MOVING_THREADS, kernel, 1, bits),
         f"each thread takes {f'{word} taps' if word > 1 else 'one tap'} of "
         f"{f'{blocks} blocks' if blocks > 1 else 'one block'}, "
         "and its neighbours the taps beside " + ("them" if word > 1 else "it"),
         {
-            **(_element_types(problem) or word_types(view.element.itemsize)),
+            **unfold.types_of(problem, view.element.itemsize),
             "SPATIAL_RANK": len(axes),
             **defines,
         },
@@ -258,7 +242,6 @@ def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -
             "columns_channel_step": wide(view.columns_channel),
         },
         symbol=symbol,
-        bytes_moved=sliding_bytes(problem),
         takes_window=True,
     )
 
@@ -280,17 +263,17 @@ def packed(problem: Problem) -> Plan:
     axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
     count = 4 // gcd(taps * itemsize, 4)
     if problem.fusion.window != "none":
-        raise Unsupported(f"{OPERATION}: packed takes no window, whose products are made element by element")
+        raise Unsupported("packed takes no window, whose products are made element by element")
     if itemsize > 4 or taps * itemsize < 4:
         raise Unsupported(
-            f"{OPERATION}: packed puts words of 4 bytes together: elements must not be larger nor blocks smaller, "
+            f"packed puts words of 4 bytes together: elements must not be larger nor blocks smaller, "
             f"but {taps} of {itemsize} bytes are a block"
         )
     shape = (view.batch, view.channels, *view.blocks, *view.kernel)
     steps = (view.columns_batch, view.columns_channel, *view.block_strides, *view.tap_strides)
     if not are_contiguous(shape, steps) or (row.size > 1 and view.pixel_strides[-1] != 1):
         raise Unsupported(
-            f"{OPERATION}: packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
+            f"packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
             f"and columns (batch, channels, *blocks, *kernel) that are contiguous, not steps of {steps}"
         )
     multiples = [count * row.stride, row.size]
@@ -304,7 +287,7 @@ def packed(problem: Problem) -> Plan:
     tile = WARP * count * taps * itemsize + LINE_BYTES
     if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
         raise Unsupported(
-            f"{OPERATION}: packed takes blocks that fit into registers and shared memory, {PACKED_REGISTERS} words of "
+            f"packed takes blocks that fit into registers and shared memory, {PACKED_REGISTERS} words of "
             f"pixels a thread and {MAX_SHARED_BYTES} bytes a warp, not {registers} and {tile}"
         )
     tiles = MOVING_THREADS // WARP
@@ -314,14 +297,13 @@ def packed(problem: Problem) -> Plan:
     threads = view.planes * prod(places)
     reach = [axis.padded_size + axis.dilated_kernel + (count + WIDEST_WORD) * axis.stride for axis in axes]
     bits = offset_bits(
-        OPERATION,
         threads + MOVING_THREADS,
         view.planes * blocks,
         *reach,
         sum(pixels * abs(step) for pixels, step in zip(reach, view.pixel_strides, strict=True)),
     )
     return make_plan(
-        OPERATION,
+        problem,
         "packed",
         LaunchShape(threads, WARP * tiles, WARP * tiles, places, 1, bits, tiles * tile),
         f"each thread packs {f'{count} neighbouring blocks' if count > 1 else 'one block'}, "
@@ -347,7 +329,6 @@ def packed(problem: Problem) -> Plan:
             "image_batch_step": wide(view.image_batch),
             "image_channel_step": wide(view.image_channel),
         },
-        bytes_moved=sliding_bytes(problem),
         takes_window=True,
     )
 

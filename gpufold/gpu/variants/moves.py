@@ -277,8 +277,3 @@ def space_moves(problem: Problem, writes_blocks: bool) -> Moves:
             for axis, count, *steps in axes
         ),
     )
-
-
-def space_bytes(problem: Problem) -> int:
-    """Count the floor: each element read once and written once."""
-    return (prod(problem.input.shape) + prod(problem.output.shape)) * problem.element.itemsize

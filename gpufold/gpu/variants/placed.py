@@ -85,7 +85,6 @@ def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
     view = placed_view(problem)
     reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
     return offset_bits(
-        problem.call.operation,
         items + THREADS,
         view.count + 2 * CANDIDATES * THREADS,  # tests run past the last
         view.channels,
@@ -125,7 +124,7 @@ def placed_plan(
         by_channels=divisor(shape.channel_groups),
     )
     return make_plan(
-        operation,
+        problem,
         variant,
         shape,
         reason,

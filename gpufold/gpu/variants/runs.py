@@ -8,7 +8,7 @@ from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import Field, are_contiguous, divisor, offset, offset_bits
-from gpufold.gpu.plan import MAX_GRID_ROWS, Device, LaunchShape, Plan, make_plan
+from gpufold.gpu.plan import MAX_GRID_ROWS, LaunchShape, Plan, Problem, make_plan
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
@@ -16,18 +16,15 @@ from gpufold.gpu.variants.moves import (
     SECTOR_BYTES,
     Moves,
     chunk_size,
-    word_types,
 )
-from gpufold.gpu.variants.unfold import Unfold
 
 RUN_BLOCKS, RUN_BYTES = 2, 64
 """Blocks of a thread of `runs`, and the bytes of the taps of each that it loads together."""
 
 
-def runs(found: Unfold, device: Device) -> Plan:
+def runs(problem: Problem, moves: Moves) -> Plan:
     """Plan kernels/im2col_runs.cu, whose threads load the taps of their blocks."""
-    _check_contiguous(found, "runs")
-    moves = found.moves
+    _check_contiguous(moves, "runs")
     at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
     width, most = moves.axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
     piece = at_once * chunk_size(width // at_once, most // at_once)
@@ -35,9 +32,9 @@ def runs(found: Unfold, device: Device) -> Plan:
     pieces = min(max(1, most // width), moves.taps // width)
     all_pieces = moves.taps // width * in_row
     return _plan(
-        found,
+        problem,
+        moves,
         "runs",
-        device,
         _Runs(run, 0, piece, pieces, in_row, all_pieces, MOVING_THREADS, piece * run),
         {
             "BLOCKS": RUN_BLOCKS,
@@ -48,9 +45,6 @@ def runs(found: Unfold, device: Device) -> Plan:
         },
     )
 
-
-WEIGHT_BYTES = {"float": 4, "double": 8}
-"""Of a weight, by its type in a kernel."""
 
 STAGED_THREADS, NARROW_THREADS = 256, 128
 """Of a thread block of `staged`, and of one that moves elements of fewer than 4 bytes. All numbers of `staged` are what
@@ -95,10 +89,9 @@ class _Staged:
     """Of what is brought for one row of taps."""
 
 
-def staged(found: Unfold, device: Device) -> Plan:
+def staged(problem: Problem, moves: Moves) -> Plan:
     """Plan kernels/im2col_staged.cu, whose threads bring the pixels under a run to shared memory."""
-    _check_contiguous(found, "staged")
-    moves = found.moves
+    _check_contiguous(moves, "staged")
     *outer, last = moves.axes
     laid = _staged(moves)
     row_turns, turned = 1, outer[-1].kernel if outer else 1
@@ -111,9 +104,9 @@ def staged(found: Unfold, device: Device) -> Plan:
     threads = STAGED_THREADS if moves.itemsize >= 4 else NARROW_THREADS
     sector, slots = _sector(moves), laid.rows * laid.turns * laid.taps
     return _plan(
-        found,
+        problem,
+        moves,
         "staged",
-        device,
         _Runs(laid.run, sector - 1, laid.taps, laid.rows, in_row, rows * in_row, threads, laid.size, slots),
         {
             "RUN": laid.run,
@@ -152,7 +145,7 @@ def _staged(moves: Moves) -> _Staged:
             if laid.size * moves.itemsize <= STAGED_BYTES:
                 return laid
             run //= 2
-    raise Unsupported(f"im2col: staged has no room for {LEAST_BLOCKS} blocks of {last.kernel} taps in a row")
+    raise Unsupported(f"staged has no room for {LEAST_BLOCKS} blocks of {last.kernel} taps in a row")
 
 
 def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
@@ -221,19 +214,20 @@ class _Runs:
     """For taps, whose numbers and weights are in shared memory."""
 
 
-def _check_contiguous(found: Unfold, variant: str) -> None:
-    blocks = tuple(axis.blocks for axis in found.moves.axes)
-    steps = tuple(axis.block_step for axis in found.moves.axes)
+def _check_contiguous(moves: Moves, variant: str) -> None:
+    blocks = tuple(axis.blocks for axis in moves.axes)
+    steps = tuple(axis.block_step for axis in moves.axes)
     if not are_contiguous(blocks, steps):
         raise Unsupported(
-            f"{found.operation}: {variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} "
-            f"for {blocks}"
+            f"{variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} for {blocks}"
         )
 
 
-def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: dict[str, Any], **members: Field) -> Plan:
+def _plan(
+    problem: Problem, moves: Moves, variant: str, share: _Runs, defines: dict[str, Any], **members: Field
+) -> Plan:
     """Plan a thread block for each run and, where runs alone are too few, for each share of the pieces."""
-    moves = found.moves
+    device = problem.device
     axes, blocks = moves.axes, tuple(axis.blocks for axis in moves.axes)
     plane_blocks = prod(blocks)
     runs = -(-(plane_blocks + share.shift) // share.blocks)
@@ -241,7 +235,6 @@ def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: di
     enough = device.multiprocessors * device.threads_per_multiprocessor // share.threads
     of_row = -(-chunks // max(1, min(chunks, MAX_GRID_ROWS, enough // items)))  # chunks, where runs alone are too few
     bits = offset_bits(
-        found.operation,
         items,
         plane_blocks + 2 * share.blocks,
         4 * max(axis.reach for axis in axes) + LINE_BYTES,
@@ -249,15 +242,16 @@ def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: di
         (moves.taps + 2 * share.pieces * share.taps) * (1 + abs(moves.tap_step)) + plane_blocks,
     )
     shared = share.pieces * share.size * moves.itemsize + share.slots * bits // 8
-    if share.slots and (weight := WEIGHT_BYTES.get(found.element_types.get("WEIGHT", ""))):
+    if share.slots and problem.fusion.window != "none":
+        weight = problem.element.weight_bytes
         shared = -(-shared // weight) * weight + share.slots * weight
     return make_plan(
-        found.operation,
+        problem,
         variant,
         LaunchShape(items, 1, share.threads, blocks, 1, bits, shared, -(-chunks // of_row)),
         f"each thread block takes {share.blocks} blocks of a plane, whose {REASONS[variant]}",
         {
-            **(found.element_types or word_types(moves.itemsize)),
+            **unfold.types_of(problem, moves.itemsize),
             "SPATIAL_RANK": len(axes),
             "PIECES": share.pieces,
             "PADDED": int(any(axis.pad or axis.blocks_reach > axis.size for axis in axes)),
@@ -277,6 +271,5 @@ def _plan(found: Unfold, variant: str, device: Device, share: _Runs, defines: di
             **unfold.plane_steps(moves),
             **members,
         },
-        bytes_moved=found.bytes_moved,
         takes_window=True,
     )

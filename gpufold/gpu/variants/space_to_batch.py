@@ -7,23 +7,22 @@ from dataclasses import replace
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Operand, Plan, Problem, Variant
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.moves import PLANES_PER_THREAD, WIDEST_WORD, Moves, space_bytes, space_moves, word_elements
-from gpufold.gpu.variants.unfold import Unfold
+from gpufold.gpu.variants.moves import PLANES_PER_THREAD, WIDEST_WORD, Moves, space_moves, word_elements
 
 APART_BYTES = 96
 """Of the blocks that a thread of space_to_batch takes apart, at most: a guess at registers."""
 
 
-def _word_of_blocks(variant: str, moves: Moves, space: Operand) -> int:
+def _word_of_blocks(moves: Moves, space: Operand) -> int:
     """Count the pixels of the widest word of whole blocks that rows of space consist of."""
     *outer, last = moves.axes
     if last.is_unit:
-        raise Unsupported(f"{variant} needs a last axis that is split")
+        raise Unsupported("deinterleave needs a last axis that is split")
     if last.pixel_step != 1:
-        raise Unsupported(f"{variant} needs a contiguous last axis of space, not a step of {last.pixel_step}")
+        raise Unsupported(f"deinterleave needs a contiguous last axis of space, not a step of {last.pixel_step}")
     if last.kernel & (last.kernel - 1) or last.kernel * moves.itemsize > WIDEST_WORD:
         raise Unsupported(
-            f"{variant} needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
+            f"deinterleave needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
             f"not {last.kernel} elements of {moves.itemsize} bytes"
         )
     pixels = [last.size, *(axis.pixel_step for axis in outer)]
@@ -31,19 +30,15 @@ def _word_of_blocks(variant: str, moves: Moves, space: Operand) -> int:
     word_pixels = word_elements(moves.itemsize, space.alignment, pixels)
     if word_pixels < last.kernel:
         raise Unsupported(
-            f"{variant} needs rows of whole blocks, aligned to {last.kernel * moves.itemsize} bytes, "
+            f"deinterleave needs rows of whole blocks, aligned to {last.kernel * moves.itemsize} bytes, "
             f"not of {last.size} elements of {moves.itemsize}"
         )
     return word_pixels
 
 
-def _unfold(problem: Problem) -> Unfold:
-    return Unfold("space_to_batch", space_moves(problem, writes_blocks=True), space_bytes(problem))
-
-
 def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while blocks are small."""
-    return unfold.per_block(_unfold(problem), problem.device)
+    return unfold.per_block(problem, space_moves(problem, writes_blocks=True).simplified())
 
 
 def _simplified(problem: Problem) -> Moves:
@@ -71,7 +66,7 @@ def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
     loaded = word_elements(moves.itemsize, problem.input.alignment, rows)
     in_words = moves.itemsize <= 4 <= min(count, loaded) * moves.itemsize and count > 1 and last.pixel_step == 1
     try:
-        at_once = min(stored, _word_of_blocks("space_to_batch: deinterleave", moves, problem.input) // last.kernel)
+        at_once = min(stored, _word_of_blocks(moves, problem.input) // last.kernel)
     except Unsupported:
         if in_words:
             return count, loaded
@@ -95,9 +90,9 @@ def deinterleave(problem: Problem) -> Plan:
     )
     blocks = "the end of a block and the beginning of the next" if ends_before else f"{count} blocks of {last.kernel}"
     return unfold.plan(
-        replace(_unfold(problem), moves=replace(moves, axes=(*outer, words))),
+        problem,
+        replace(moves, axes=(*outer, words)),
         "deinterleave",
-        problem.device,
         last.kernel,
         f"rows are whole words of {width * moves.itemsize} bytes, each {blocks}",
         BLOCKS_PER_WORD=count,

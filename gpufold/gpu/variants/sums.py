@@ -9,17 +9,8 @@ from typing import Any, TypeVar
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, span, struct, wide
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan
-from gpufold.gpu.variants.columns import (
-    ColumnsView,
-    block_step,
-    fusion_defines,
-    sliding_bytes,
-    tap_step,
-    taps_per_pixel,
-    view_of,
-)
+from gpufold.gpu.variants.columns import ColumnsView, block_step, fusion_defines, tap_step, taps_per_pixel, view_of
 
-OPERATION = "col2im"
 MAX_UNROLLED = 128
 """Bound of the registers that kernels/col2im.cuh counts for the loads of a tap."""
 
@@ -62,7 +53,7 @@ def sum_plan(
     shape: LaunchShape,
     reason: str,
     members: Mapping[str, Field] | None = None,
-    kernel: tuple[str, str] | None = None,
+    kernel: Mapping[str, str] | None = None,
     **defines: Any,
 ) -> Plan:
     """Fill in what all variants have in common; `members` follow kernels/col2im.cuh's Parameters in a kernel's own.
@@ -70,11 +61,10 @@ def sum_plan(
     `kernel` names a file and its function, where they have other names than the variant.
     """
     view, scatters = view_of(problem), variant == "atomic"
-    source, symbol = kernel or (f"{OPERATION}_{variant}.cu", f"{OPERATION}_{variant}")
     axes = view.axes
     if not scatters and MAX_UNROLLED * max(map(taps_per_pixel, axes)) > INT32_MAX:
         raise Unsupported(
-            f"{OPERATION}: {variant} counts the taps of a pixel along an axis, {INT32_MAX // MAX_UNROLLED} at most, "
+            f"{variant} counts the taps of a pixel along an axis, {INT32_MAX // MAX_UNROLLED} at most, "
             f"but up to {max(map(taps_per_pixel, axes))} land on one"
         )
     steps = [
@@ -109,15 +99,13 @@ def sum_plan(
         **defines,
     }
     return make_plan(
-        OPERATION,
+        problem,
         variant,
         shape,
         reason,
         compiled,
         {"shared": shared, **(members or {})},
-        source=source,
-        symbol=symbol,
-        bytes_moved=sliding_bytes(problem),
+        **(kernel or {}),
         takes_window=True,
         atomic_output=scatters,
         reads_output=problem.fusion.accumulate,

@@ -45,7 +45,7 @@ def _registers(problem: Problem, planes: int, elements: int) -> int:
 def per_element(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/take_blocks_per_element.cu."""
     if problem.fusion.mode in BY_INDEX:
-        raise Unsupported(f"take_blocks: mode {problem.fusion.mode!r} is taken by index, by no kernel")
+        raise Unsupported(f"mode {problem.fusion.mode!r} is taken by index, by no kernel")
     axis = max(0, len(placed_view(problem).size) - 2)
     shares = _shares(problem, placed_view(problem).block[axis])
     return tuple([_per_element(problem, axis, planes, elements) for planes, elements in shares])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from math import prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, offset_bits, wide
-from gpufold.gpu.plan import MAX_GRID_ROWS, Device, LaunchShape, Plan, make_plan, planes_per_thread
+from gpufold.gpu.plan import MAX_GRID_ROWS, LaunchShape, Plan, Problem, make_plan, planes_per_thread
+from gpufold.gpu.variants.columns import fusion_defines
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
     PLANES_PER_THREAD,
@@ -27,22 +26,14 @@ DIRECT_TAPS = 8
 """Taps that a thread of the per_block kernels holds at once, by a guess at its registers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unfold:
-    """A call that takes blocks out of an array."""
-
-    operation: str
-    moves: Moves
-    bytes_moved: int
-    element_types: Mapping[str, str] = field(default_factory=dict)
-    """The types to compile and the kind of window, where one is multiplied in; axes and elements then stay apart."""
-    takes_window: bool = False
-    """Whether the kernel has a window's pointers among its arguments."""
-
-    def simplified(self) -> Unfold:
-        """Merge axes and widen elements, where these are only moved."""
-        moves = self.moves.with_batch_as_planes() if self.element_types else self.moves.simplified()
-        return replace(self, moves=moves)
+def types_of(problem: Problem, itemsize: int) -> dict[str, str]:
+    """Return the types of elements that are multiplied, and the window; of those that are only moved, their size's."""
+    if problem.fusion.window == "none":
+        return word_types(itemsize)
+    element, fused = problem.element, fusion_defines(problem)
+    names = ("WINDOW", "WINDOW_AXES", "WEIGHT")
+    types = {"SCALAR": element.scalar, "ACCUMULATOR": element.accumulator}
+    return types | {name: fused[name] for name in names if name in fused}
 
 
 def taps_at_once(moves: Moves) -> int:
@@ -85,30 +76,27 @@ def plane_steps(moves: Moves) -> dict[str, Field]:
 
 
 def plan(
-    unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str, row_blocks: int = 0, **defines: int
+    problem: Problem, moves: Moves, variant: str, chunk_taps: int, reason: str, row_blocks: int = 0, **defines: int
 ) -> Plan:
     """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the variant's own."""
-    moves = unfold.moves
-    axes, kernel_width = moves.axes, moves.axes[-1].kernel
+    axes, kernel_width, enough = moves.axes, moves.axes[-1].kernel, device_threads(problem.device)
     if kernel_width > INT32_MAX:
         raise Unsupported(
-            f"{unfold.operation}: {variant} knows the taps of a row as it is compiled, in 32 bits, but the last axis "
-            f"has {kernel_width}"
+            f"{variant} knows the taps of a row as it is compiled, in 32 bits, but the last axis has {kernel_width}"
         )
     chunks = moves.taps // kernel_width * -(-kernel_width // chunk_taps)
     places = moves.batch * prod(axis.blocks for axis in axes)
     overlapping = any(axis.kernel * axis.dilation > axis.stride for axis in axes)
     most = OVERLAPPING_PLANES_PER_THREAD if overlapping else PLANES_PER_THREAD
     apart = min(chunks, 2) if overlapping else chunks  # those with the same pixels stay together
-    planes = planes_per_thread(moves.planes, places * apart, most, device_threads(device))
+    planes = planes_per_thread(moves.planes, places * apart, most, enough)
     groups = -(-moves.planes // planes)
     threads = places * groups
-    grid_rows = min(chunks, MAX_GRID_ROWS, max(1, device_threads(device) // threads))
+    grid_rows = min(chunks, MAX_GRID_ROWS, max(1, enough // threads))
     per_thread = -(-chunks // grid_rows)
     if overlapping and chunks <= 2 * per_thread:  # those that share pixels stay together
         per_thread = chunks
     bits = offset_bits(
-        unfold.operation,
         threads + MOVING_THREADS,
         moves.planes,
         moves.taps + chunks,
@@ -127,12 +115,12 @@ def plan(
         rows=-(-chunks // per_thread),
     )
     return make_plan(
-        unfold.operation,
+        problem,
         variant,
         shape,
         reason,
         {
-            **(unfold.element_types or word_types(moves.itemsize)),
+            **types_of(problem, moves.itemsize),
             "SPATIAL_RANK": len(axes),
             "KERNEL_WIDTH": kernel_width,
             "CHUNK_TAPS": chunk_taps,
@@ -154,19 +142,17 @@ def plan(
             "row_blocks": offset(row_blocks),
             **plane_steps(moves),
         },
-        bytes_moved=unfold.bytes_moved,
-        takes_window=unfold.takes_window,
+        takes_window=problem.call.operation != "space_to_batch",
     )
 
 
-def per_block(unfold: Unfold, device: Device) -> Plan:
+def per_block(problem: Problem, moves: Moves) -> Plan:
     """Plan the kernel in which a thread stores what it loads."""
-    unfold = unfold.simplified()
-    moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
+    moves = moves.with_rows_as_planes(PLANES_PER_THREAD)
     taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
     at_once = taps_at_once(moves)
     if at_once > 1 and moves.itemsize <= 4:
         taps *= 2  # of half as many planes
     chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)
     reason = "neighbouring threads take neighbouring blocks"
-    return plan(replace(unfold, moves=moves), "per_block", device, chunk, reason, TAPS_AT_ONCE=at_once)
+    return plan(problem, moves, "per_block", chunk, reason, TAPS_AT_ONCE=at_once)

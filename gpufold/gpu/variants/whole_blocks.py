@@ -11,7 +11,7 @@ from gpufold.gpu.parameters import are_contiguous, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem
 from gpufold.gpu.variants.columns import tap_step, view_of
 from gpufold.gpu.variants.moves import WIDEST_WORD
-from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
+from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
 
 THREADS = 128
 """Of a thread block, each with a pixel of a row: with more, fewer taps are read twice and more threads idle at the ends
@@ -34,7 +34,7 @@ def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
     view = view_of(problem)
     if not are_contiguous(view.kernel, view.tap_strides):
         raise Unsupported(
-            f"{OPERATION}: gather_blocks loads rows of taps as they lie in memory, so a block's taps must be "
+            f"gather_blocks loads rows of taps as they lie in memory, so a block's taps must be "
             f"contiguous in the columns, but their strides are {view.tap_strides} elements"
         )
     rows = _rows(problem)
@@ -49,7 +49,7 @@ def _plan(problem: Problem, rows: int) -> Plan:
     taps = row.kernel if rows > 1 else _taps_of_tile(row, vector, itemsize)
     if (needed := _tile_bytes(row, taps, vector, itemsize)) > MOST_TILE_BYTES:
         raise Unsupported(
-            f"{OPERATION}: gather_blocks loads {taps} taps of each block that reaches {THREADS} pixels at once, in "
+            f"gather_blocks loads {taps} taps of each block that reaches {THREADS} pixels at once, in "
             f"{MOST_TILE_BYTES} bytes at most, but strides {row.stride} and dilations {row.dilation} make it {needed} "
             f"on the last axis"
         )
@@ -64,7 +64,7 @@ def _plan(problem: Problem, rows: int) -> Plan:
     # What threads look at past the ends of rows, of tiles and of the image.
     beyond = 2 * (THREADS + 1) * (abs(view.block_strides[-1]) + abs(view.pixel_strides[-1]) + row.stride)
     beyond += rows * (taps + max(map(abs, view.pixel_strides)) + max(axis.stride for axis in view.axes))
-    bits = offset_bits(OPERATION, largest_offset(view) + beyond, items)
+    bits = offset_bits(largest_offset(view) + beyond, items)
     return sum_plan(
         problem,
         "gather_blocks",
