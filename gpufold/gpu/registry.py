@@ -14,27 +14,32 @@ from gpufold.given import word
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import (
-    add_blocks,
-    average,
-    batch_to_space,
-    col2im,
-    im2col,
-    space_to_batch,
-    take_blocks,
-)
+from gpufold.gpu.variants import add_blocks, batch_to_space, col2im, im2col, space_to_batch
+from gpufold.gpu.variants.average import elementwise
+from gpufold.gpu.variants.binned import binned
 from gpufold.gpu.variants.blockwise import as_columns
+from gpufold.gpu.variants.runs import runs, staged
+from gpufold.gpu.variants.take_blocks import per_element
+from gpufold.gpu.variants.whole_blocks import gather_blocks
+
+
+def _by_name(*variants: Variant) -> Mapping[str, Variant]:
+    return {variant.__name__: variant for variant in variants}
+
+
+_COL2IM = _by_name(col2im.gather, gather_blocks, col2im.gather_parts, col2im.gather_pixels, col2im.atomic)
+_IM2COL = _by_name(im2col.per_block, im2col.packed, runs, staged, im2col.taps, im2col.words)
 
 VARIANTS: Mapping[str, Mapping[str, Variant]] = {
-    "col2im": col2im.VARIANTS,
-    "im2col": im2col.VARIANTS,
-    "batch_to_space": batch_to_space.VARIANTS,
-    "space_to_batch": space_to_batch.VARIANTS,
-    "blocks_to_array": col2im.VARIANTS,
-    "array_to_blocks": im2col.VARIANTS,
-    "add_blocks": add_blocks.VARIANTS,
-    "take_blocks": take_blocks.VARIANTS,
-    "average": average.VARIANTS,
+    "col2im": _COL2IM,
+    "im2col": _IM2COL,
+    "batch_to_space": _by_name(batch_to_space.index_map, batch_to_space.packed),
+    "space_to_batch": _by_name(space_to_batch.deinterleave, space_to_batch.per_block),
+    "blocks_to_array": _COL2IM,
+    "array_to_blocks": _IM2COL,
+    "add_blocks": _by_name(add_blocks.output_driven, binned, add_blocks.atomic),
+    "take_blocks": _by_name(per_element),
+    "average": _by_name(elementwise),
 }
 """By operation, the variants by name, each of which plans a problem or raises Unsupported."""
 

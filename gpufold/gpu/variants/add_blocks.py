@@ -8,8 +8,7 @@ from math import prod
 
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor
-from gpufold.gpu.plan import POINTER_BYTES, LaunchShape, Plan, Problem, Variant, check_atomics
-from gpufold.gpu.variants import binned
+from gpufold.gpu.plan import POINTER_BYTES, LaunchShape, Plan, Problem, check_atomics
 from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
@@ -91,6 +90,3 @@ def atomic(problem: Problem) -> Plan:
         "each thread adds one element of the blocks to its pixel with an atomic operation",
         {"by_batch": divisor(view.batch)},
     )
-
-
-VARIANTS: dict[str, Variant] = {"output_driven": output_driven, "binned": binned.binned, "atomic": atomic}

@@ -7,7 +7,7 @@ from operator import mul
 
 from gpufold.geometry import AverageGeometry, merged_axes
 from gpufold.gpu.parameters import divisor, offset, offset_bits
-from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, make_plan
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan
 from gpufold.gpu.variants.moves import MOVING_THREADS
 
 THREAD_BYTES = 32
@@ -48,6 +48,3 @@ def elementwise(problem: Problem) -> Plan:
         },
         takes_window=True,
     )
-
-
-VARIANTS: dict[str, Variant] = {"elementwise": elementwise}

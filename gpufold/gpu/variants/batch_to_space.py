@@ -9,7 +9,7 @@ from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits, span, wide
-from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, make_plan, planes_per_thread, resident_blocks
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan, planes_per_thread, resident_blocks
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
@@ -42,10 +42,6 @@ SPACE_TILES = 32 << 10
 """Bytes of shared memory up to which a thread block has all its threads."""
 
 
-def _simplified(problem: Problem) -> Moves:
-    return space_moves(problem, writes_blocks=False).simplified().with_rows_as_planes(PLANES_PER_THREAD)
-
-
 def _aligned_blocks(problem: Problem, moves: Moves) -> int:
     """Count the neighbouring blocks that have their elements of a phase in one word, wherever so many begin."""
     *outer, last = moves.axes
@@ -67,7 +63,7 @@ def _plan(
     **defines: Any,
 ) -> Plan:
     """Plan threads along the pixels of all axes but the last, which is cut into so many places."""
-    moves = _simplified(problem)
+    moves = space_moves(problem)
     axes = moves.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
     planes = planes_per_thread(moves.planes, prod(places), most_planes, device_threads(problem.device))
@@ -105,7 +101,7 @@ def _plan(
 
 def index_map(problem: Problem) -> Plan:
     """Plan one thread per pixel: any call, fast while the last axis is not split or into few phases."""
-    moves = _simplified(problem)
+    moves = space_moves(problem)
     last = moves.axes[-1]
     reason = (
         f"the last axis is not split, so {moves.itemsize} bytes move as one word"
@@ -177,7 +173,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
 
 def packed(problem: Problem) -> Plan:
     """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
-    moves = _simplified(problem)
+    moves = space_moves(problem)
     last, itemsize = moves.axes[-1], moves.itemsize
     if last.is_unit:
         raise Unsupported("packed needs a last axis that is split")
@@ -219,6 +215,3 @@ def _by_size(pieces: _Pieces) -> tuple[int, ...]:
     """Order pieces: those of few registers and loads, of whole blocks, as words in and out, the larger ones first."""
     too_many = max(0, pieces.words - SPACE_WORDS) + max(0, pieces.loads - SPACE_LOADS)
     return too_many, pieces.parts, not pieces.whole, -pieces.loaded, -pieces.words
-
-
-VARIANTS: dict[str, Variant] = {"index_map": index_map, "packed": packed}

@@ -8,11 +8,10 @@ from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, int32, offset, offset_bits
-from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, check_atomics, planes_per_thread
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
 from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
-from gpufold.gpu.variants.whole_blocks import gather_blocks
 
 THREADS = 128
 """Of a thread block: a multiprocessor has registers for five to seven such blocks, where two or three of twice as many
@@ -205,12 +204,3 @@ def atomic(problem: Problem) -> Plan:
         "each thread adds one element of the columns to its pixel with an atomic operation",
         {"by_tap": divisor(kernel)},
     )
-
-
-VARIANTS: dict[str, Variant] = {
-    "gather": gather,
-    "gather_blocks": gather_blocks,
-    "gather_parts": gather_parts,
-    "gather_pixels": gather_pixels,
-    "atomic": atomic,
-}

@@ -21,11 +21,9 @@ from gpufold.gpu.plan import (
     LaunchShape,
     Plan,
     Problem,
-    Variant,
     make_plan,
     resident_blocks,
 )
-from gpufold.gpu.variants import runs as of_runs
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.columns import ColumnsView, view_of
 from gpufold.gpu.variants.moves import (
@@ -146,16 +144,6 @@ def words(problem: Problem) -> Plan:
         TAP_DISTANCE=last.dilation if last.kernel > 1 else 0,
         PIXELS_BEFORE=before,
     )
-
-
-def runs(problem: Problem) -> Plan:
-    """Plan one thread block per run of blocks, whose taps it stores from sector to sector."""
-    return of_runs.runs(problem, moves_of(problem))
-
-
-def staged(problem: Problem) -> Plan:
-    """Plan one thread block per run of blocks, the pixels under which it brings to shared memory."""
-    return of_runs.staged(problem, moves_of(problem))
 
 
 def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
@@ -331,13 +319,3 @@ def packed(problem: Problem) -> Plan:
         },
         takes_window=True,
     )
-
-
-VARIANTS: dict[str, Variant] = {
-    "per_block": per_block,
-    "packed": packed,
-    "runs": runs,
-    "staged": staged,
-    "taps": taps,
-    "words": words,
-}

@@ -162,7 +162,7 @@ class Moves:
             return replace(self, batch=1, planes=self.batch * self.planes)
         return self
 
-    def with_rows_as_planes(self, planes_per_thread: int) -> Moves:
+    def with_rows_as_planes(self) -> Moves:
         """Where planes are too few to share index arithmetic, count the blocks of the first axis among them.
 
         What remains of the axis is one block with its taps. Threads then store block by block, so the runs that one
@@ -170,7 +170,7 @@ class Moves:
         """
         axis, *inner = self.axes
         run = prod(axis.blocks for axis in inner) if self.writes_blocks else axis.kernel * prod(a.size for a in inner)
-        few = self.planes < planes_per_thread and self._planes_join(axis)
+        few = self.planes < PLANES_PER_THREAD and self._planes_join(axis)
         if not (few and inner and run * self.itemsize >= LONG_RUN_BYTES and axis.covers_rows):
             return self
         return replace(
@@ -255,14 +255,14 @@ MOVING_THREADS = 256
 """Threads of a thread block of the kernels that move elements, compiled in."""
 
 
-def space_moves(problem: Problem, writes_blocks: bool) -> Moves:
-    """Describe the batch as blocks whose stride is their size, and space as the array they tile."""
-    geometry = problem.geometry
+def space_moves(problem: Problem) -> Moves:
+    """Describe the batch as blocks whose stride is their size, and space as the array they tile; then simplify it."""
+    geometry, writes_blocks = problem.geometry, problem.call.operation == "space_to_batch"
     assert isinstance(geometry, SpaceGeometry)
     batch, space = (problem.output, problem.input) if writes_blocks else (problem.input, problem.output)
     tap_steps = (geometry.batch * batch.strides[0] * step for step in contiguous_strides(geometry.block))
     axes = zip(geometry.axes, geometry.grid, space.strides[1:], tap_steps, batch.strides[1:], strict=True)
-    return Moves(
+    moves = Moves(
         itemsize=problem.element.itemsize,
         alignment=gcd(problem.input.alignment, problem.output.alignment),
         writes_blocks=writes_blocks,
@@ -277,3 +277,4 @@ def space_moves(problem: Problem, writes_blocks: bool) -> Moves:
             for axis, count, *steps in axes
         ),
     )
+    return moves.simplified().with_rows_as_planes()

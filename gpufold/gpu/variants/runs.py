@@ -10,6 +10,7 @@ from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import Field, are_contiguous, divisor, offset, offset_bits
 from gpufold.gpu.plan import MAX_GRID_ROWS, LaunchShape, Plan, Problem, make_plan
 from gpufold.gpu.variants import unfold
+from gpufold.gpu.variants.im2col import moves_of
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
@@ -22,9 +23,9 @@ RUN_BLOCKS, RUN_BYTES = 2, 64
 """Blocks of a thread of `runs`, and the bytes of the taps of each that it loads together."""
 
 
-def runs(problem: Problem, moves: Moves) -> Plan:
+def runs(problem: Problem) -> Plan:
     """Plan kernels/im2col_runs.cu, whose threads load the taps of their blocks."""
-    _check_contiguous(moves, "runs")
+    moves = _contiguous(problem, "runs")
     at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
     width, most = moves.axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
     piece = at_once * chunk_size(width // at_once, most // at_once)
@@ -89,9 +90,9 @@ class _Staged:
     """Of what is brought for one row of taps."""
 
 
-def staged(problem: Problem, moves: Moves) -> Plan:
+def staged(problem: Problem) -> Plan:
     """Plan kernels/im2col_staged.cu, whose threads bring the pixels under a run to shared memory."""
-    _check_contiguous(moves, "staged")
+    moves = _contiguous(problem, "staged")
     *outer, last = moves.axes
     laid = _staged(moves)
     row_turns, turned = 1, outer[-1].kernel if outer else 1
@@ -214,13 +215,16 @@ class _Runs:
     """For taps, whose numbers and weights are in shared memory."""
 
 
-def _check_contiguous(moves: Moves, variant: str) -> None:
+def _contiguous(problem: Problem, variant: str) -> Moves:
+    """Describe a call whose blocks of a tap are contiguous in the columns; raise where they are not."""
+    moves = moves_of(problem)
     blocks = tuple(axis.blocks for axis in moves.axes)
     steps = tuple(axis.block_step for axis in moves.axes)
     if not are_contiguous(blocks, steps):
         raise Unsupported(
             f"{variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} for {blocks}"
         )
+    return moves
 
 
 def _plan(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.plan import Operand, Plan, Problem, Variant
+from gpufold.gpu.plan import Operand, Plan, Problem
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.moves import PLANES_PER_THREAD, WIDEST_WORD, Moves, space_moves, word_elements
+from gpufold.gpu.variants.moves import WIDEST_WORD, Moves, space_moves, word_elements
 
 APART_BYTES = 96
 """Of the blocks that a thread of space_to_batch takes apart, at most: a guess at registers."""
@@ -38,11 +38,7 @@ def _word_of_blocks(moves: Moves, space: Operand) -> int:
 
 def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while blocks are small."""
-    return unfold.per_block(problem, space_moves(problem, writes_blocks=True).simplified())
-
-
-def _simplified(problem: Problem) -> Moves:
-    return space_moves(problem, writes_blocks=True).simplified().with_rows_as_planes(PLANES_PER_THREAD)
+    return unfold.per_block(problem, space_moves(problem))
 
 
 def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
@@ -51,7 +47,7 @@ def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
     Their elements of a phase are stored as one word, and they are loaded as one; as several, of elements of 4 bytes at
     most, where they are no word or where words of a phase would have less than 4 bytes.
     """
-    moves = _simplified(problem)
+    moves = space_moves(problem)
     *outer, last = moves.axes
     stored = 1
     if last.block_step == 1 and last.pad % last.kernel == 0:
@@ -76,7 +72,7 @@ def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
 
 def deinterleave(problem: Problem) -> Plan:
     """Plan one thread per word of whole blocks, taken apart in registers."""
-    moves = _simplified(problem)
+    moves = space_moves(problem)
     *outer, last = moves.axes
     count, loaded = blocks_taken_apart(problem)
     ends_before = -last.pad % last.kernel
@@ -99,6 +95,3 @@ def deinterleave(problem: Problem) -> Plan:
         LOADED=loaded,
         PIXELS_BEFORE=ends_before,
     )
-
-
-VARIANTS: dict[str, Variant] = {"deinterleave": deinterleave, "per_block": per_block}

@@ -6,7 +6,7 @@ from math import prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import divisor
-from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, resident_blocks
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, resident_blocks
 from gpufold.gpu.variants.moves import WARP, word_types
 from gpufold.gpu.variants.placed import THREADS, bits_of, placed_plan, placed_view
 from gpufold.outside import BY_INDEX
@@ -73,6 +73,3 @@ def _per_element(problem: Problem, axis: int, planes: int, elements: int) -> Pla
         ELEMENTS=elements,
         RESIDENT_BLOCKS=min(DIRECT_RESIDENT_BLOCKS, resident),
     )
-
-
-VARIANTS: dict[str, Variant] = {"per_element": per_element}

@@ -148,7 +148,7 @@ def plan(
 
 def per_block(problem: Problem, moves: Moves) -> Plan:
     """Plan the kernel in which a thread stores what it loads."""
-    moves = moves.with_rows_as_planes(PLANES_PER_THREAD)
+    moves = moves.with_rows_as_planes()
     taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
     at_once = taps_at_once(moves)
     if at_once > 1 and moves.itemsize <= 4:
