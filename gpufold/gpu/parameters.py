@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,24 +75,17 @@ class Field(NamedTuple):
     value: Any
 
 
-def offset(value: int | Sequence[int]) -> Field:
-    """Describe an Offset, as wide as the kernel's offsets are."""
-    return Field("offset", value)
+offset = partial(Field, "offset")
+"""Describes an Offset, as wide as the kernel's offsets are."""
 
+divisor = partial(Field, "divisor")
+"""Describes the Divisor of common.cuh, by the number to divide by."""
 
-def divisor(value: int | Sequence[int]) -> Field:
-    """Describe the Divisor of common.cuh, by the number to divide by."""
-    return Field("divisor", value)
+wide = partial(Field, "wide")
+"""Describes a long long, such as the distance of two planes."""
 
-
-def wide(value: int) -> Field:
-    """Describe a long long, such as the distance of two planes."""
-    return Field("wide", value)
-
-
-def int32(value: int | Sequence[int]) -> Field:
-    """Describe an int."""
-    return Field("int32", value)
+int32 = partial(Field, "int32")
+"""Describes an int."""
 
 
 def struct(**members: Field) -> Field:

@@ -42,17 +42,6 @@ SPACE_TILES = 32 << 10
 """Bytes of shared memory up to which a thread block has all its threads."""
 
 
-def _aligned_blocks(problem: Problem, moves: Moves) -> int:
-    """Count the neighbouring blocks that have their elements of a phase in one word, wherever so many begin."""
-    *outer, last = moves.axes
-    if last.block_step != 1 or last.pad % last.kernel:
-        return 1
-    loads = [last.blocks, last.pad // last.kernel, last.tap_step]
-    loads += [step for axis in outer for step in (axis.block_step, axis.tap_step)]
-    loads += [moves.blocks_plane_step] if moves.planes > 1 else []
-    return word_elements(moves.itemsize, problem.input.alignment, loads)
-
-
 def _plan(
     problem: Problem,
     variant: str,
@@ -149,7 +138,7 @@ class _Pieces:
 def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
     """Yield the ways to share out rows, such that a piece is words of 4 bytes, the last of a row one at least."""
     last, itemsize = moves.axes[-1], moves.itemsize
-    of_word, aligned = 4 // itemsize, _aligned_blocks(problem, moves)
+    of_word, aligned = 4 // itemsize, moves.blocks_at_once(problem.input.alignment)
     shape, steps = problem.input.shape, problem.input.strides
     extent = 1 + span(shape, steps)
     in_words = last.block_step == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -50,27 +51,16 @@ class Bins:
     """Of all lists, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a thread of kernels/add_blocks_binned.cu has at a time."""
-
-    planes: int
-    rows: int
-    bins: Bins
-
-
-def shares_of(problem: Problem) -> list[Share]:
-    """Return as many planes and rows as registers suffice for, with weights too, in small tiles and in the largest."""
+def _shares(problem: Problem) -> Iterator[tuple[int, int, Bins]]:
+    """Yield planes and rows of a thread at a time, as registers suffice for, in small tiles and in the largest."""
     view, weighed = placed_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
     sums = max(1, LISTS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
     planes = max(few for few in range(1, min(LISTS_MAX_PLANES, sums) + 1) if view.channels % few == 0)
     most_rows = LISTS_MAX_ROWS if weighed or planes * sum_bytes > 4 else LISTS_MANY_ROWS
     rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
-    shares = []
     for bins in dict.fromkeys((_bins(view, 2 * rows), _bins(view, TILE_ROWS))):
-        shares.append(Share(planes, min(rows, prod(bins.side) // COLUMNS), bins))
-    return shares
+        yield planes, min(rows, prod(bins.side) // COLUMNS), bins
 
 
 @lru_cache(maxsize=256)
@@ -91,12 +81,11 @@ def _bins(view: PlacedView, rows: int) -> Bins:
 
 def binned(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/add_blocks_binned.cu, after those of kernels/bins.cu."""
-    return tuple([_binned(problem, share) for share in shares_of(problem)])
+    return tuple([_binned(problem, *share) for share in _shares(problem)])
 
 
-def _binned(problem: Problem, share: Share) -> Plan:
+def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
     view = placed_view(problem)
-    bins, planes = share.bins, share.planes
     tile_rows = prod(bins.side) // COLUMNS
     number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
     resident = max(2, problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS))
@@ -131,7 +120,7 @@ def _binned(problem: Problem, share: Share) -> Plan:
         },
         PLANES=planes,
         ALONE=int(view.batch * groups == 1),
-        ROWS=share.rows,
+        ROWS=rows,
         NOTE={32: "unsigned", 64: "unsigned long long"}[note_bits],
         TILE_ROWS=tile_rows,
         RESIDENT_BLOCKS=LISTS_RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,

@@ -116,9 +116,7 @@ def words(problem: Problem) -> Plan:
         )
     multiples = [last.size, last.blocks, moves.tap_step]
     multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
-    multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
-    multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
-    count = word_elements(moves.itemsize, moves.alignment, multiples)
+    count = word_elements(moves.itemsize, moves.alignment, [*multiples, *moves.array_steps, *moves.blocks_steps])
     if count == 1 or count * moves.itemsize < 4 or last.blocks < count:
         raise Unsupported(
             f"words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, which rows of both "

@@ -99,6 +99,32 @@ class Moves:
         """Elements between the blocks' taps where all axes of them are evenly apart, as one."""
         return next((axis.tap_step for axis in reversed(self.axes) if axis.kernel > 1), 0)
 
+    @property
+    def array_steps(self) -> list[int]:
+        """From a plane and a batch of the array to the next, where there is one."""
+        steps = (self.planes, self.array_plane_step), (self.batch, self.array_batch_step)
+        return [step for count, step in steps if count > 1]
+
+    @property
+    def blocks_steps(self) -> list[int]:
+        """The same of the blocks."""
+        steps = (self.planes, self.blocks_plane_step), (self.batch, self.blocks_batch_step)
+        return [step for count, step in steps if count > 1]
+
+    def pixels_at_once(self, alignment: int, *multiples: int) -> int:
+        """Count the pixels of the widest word that is aligned in every row, and divides these numbers too."""
+        *outer, last = self.axes
+        steps = [last.size, *(axis.pixel_step for axis in outer), *self.array_steps]
+        return word_elements(self.itemsize, alignment, [*multiples, *steps]) if last.pixel_step == 1 else 1
+
+    def blocks_at_once(self, alignment: int) -> int:
+        """Count the neighbouring blocks that have their elements of a phase in one word, wherever so many begin."""
+        *outer, last = self.axes
+        if last.block_step != 1 or last.pad % last.kernel:
+            return 1
+        steps = [last.blocks, last.pad // last.kernel, self.tap_step, *(axis.block_step for axis in outer)]
+        return word_elements(self.itemsize, alignment, [*steps, *self.blocks_steps])
+
     def simplified(self) -> Moves:
         """Merge axes that are walked as one, then make elements as wide as they can be.
 
@@ -189,8 +215,7 @@ class Moves:
         multiples = [last.size, last.pad, *([last.blocks] if self.writes_blocks else [])]
         for axis in outer:
             multiples += [axis.pixel_step, axis.block_step, *([axis.tap_step] if axis.kernel > 1 else [])]
-        multiples += [self.array_plane_step, self.blocks_plane_step] if self.planes > 1 else []
-        multiples += [self.array_batch_step, self.blocks_batch_step] if self.batch > 1 else []
+        multiples += [*self.array_steps, *self.blocks_steps]
         count = word_elements(self.itemsize, self.alignment, multiples)
         return replace(
             self,
@@ -220,14 +245,7 @@ def word_elements(itemsize: int, alignment: int, multiples: list[int]) -> int:
     >>> word_elements(itemsize=2, alignment=256, multiples=[12, 36])
     4
     """
-    count = 1
-    while (
-        2 * count * itemsize <= WIDEST_WORD
-        and alignment % (2 * count * itemsize) == 0
-        and all(number % (2 * count) == 0 for number in multiples)
-    ):
-        count *= 2
-    return count
+    return gcd(max(1, gcd(alignment, WIDEST_WORD) // itemsize), *multiples)
 
 
 def word_types(itemsize: int) -> dict[str, str]:

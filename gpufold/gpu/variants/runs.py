@@ -155,7 +155,7 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
     bank, line = max(1, 4 // moves.itemsize), LINE_BYTES // moves.itemsize  # elements
     count = run + _sector(moves) - 1
     rows = (count - 2) // next(least for least in ROW_BLOCKS if least <= last.blocks) + 2  # of these blocks, at most
-    word = unfold.pixels_at_once(moves)
+    word = moves.pixels_at_once(moves.alignment)
     taps, turns, skewed = last.kernel, 1, not apart and last.stride % (2 * bank) == 0
     if apart and taps > (most := min(ROW_TAPS, APART_BYTES // moves.itemsize)):
         turns = -(-taps // last.stride) if last.dilation == 1 else 1

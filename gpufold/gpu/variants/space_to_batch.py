@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Operand, Plan, Problem
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.moves import WIDEST_WORD, Moves, space_moves, word_elements
+from gpufold.gpu.variants.moves import WIDEST_WORD, Moves, space_moves
 
 APART_BYTES = 96
 """Of the blocks that a thread of space_to_batch takes apart, at most: a guess at registers."""
@@ -15,7 +15,7 @@ APART_BYTES = 96
 
 def _word_of_blocks(moves: Moves, space: Operand) -> int:
     """Count the pixels of the widest word of whole blocks that rows of space consist of."""
-    *outer, last = moves.axes
+    last = moves.axes[-1]
     if last.is_unit:
         raise Unsupported("deinterleave needs a last axis that is split")
     if last.pixel_step != 1:
@@ -25,9 +25,7 @@ def _word_of_blocks(moves: Moves, space: Operand) -> int:
             f"deinterleave needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
             f"not {last.kernel} elements of {moves.itemsize} bytes"
         )
-    pixels = [last.size, *(axis.pixel_step for axis in outer)]
-    pixels += [moves.array_plane_step] if moves.planes > 1 else []
-    word_pixels = word_elements(moves.itemsize, space.alignment, pixels)
+    word_pixels = moves.pixels_at_once(space.alignment)
     if word_pixels < last.kernel:
         raise Unsupported(
             f"deinterleave needs rows of whole blocks, aligned to {last.kernel * moves.itemsize} bytes, "
@@ -48,18 +46,11 @@ def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
     most, where they are no word or where words of a phase would have less than 4 bytes.
     """
     moves = space_moves(problem)
-    *outer, last = moves.axes
-    stored = 1
-    if last.block_step == 1 and last.pad % last.kernel == 0:
-        stores = [last.blocks, last.pad // last.kernel, moves.tap_step, *(axis.block_step for axis in outer)]
-        stores += [moves.blocks_plane_step] if moves.planes > 1 else []
-        stored = word_elements(moves.itemsize, problem.output.alignment, stores)
-    count = stored
+    last = moves.axes[-1]
+    count = stored = moves.blocks_at_once(problem.output.alignment)
     while count > 1 and (last.size % (count * last.kernel) or count * last.kernel * moves.itemsize > APART_BYTES):
         count //= 2
-    rows = [count * last.kernel, *(axis.pixel_step for axis in outer)]
-    rows += [moves.array_plane_step] if moves.planes > 1 else []
-    loaded = word_elements(moves.itemsize, problem.input.alignment, rows)
+    loaded = moves.pixels_at_once(problem.input.alignment, count * last.kernel)
     in_words = moves.itemsize <= 4 <= min(count, loaded) * moves.itemsize and count > 1 and last.pixel_step == 1
     try:
         at_once = min(stored, _word_of_blocks(moves, problem.input) // last.kernel)

@@ -14,7 +14,6 @@ from gpufold.gpu.variants.moves import (
     Moves,
     chunk_size,
     device_threads,
-    word_elements,
     word_types,
 )
 
@@ -39,18 +38,7 @@ def types_of(problem: Problem, itemsize: int) -> dict[str, str]:
 def taps_at_once(moves: Moves) -> int:
     """Count the taps of a row whose pixels are one aligned word, which lies in the padding as a whole or not at all."""
     last = moves.axes[-1]
-    return pixels_at_once(moves, last.kernel, last.stride, last.pad) if last.dilation == 1 else 1
-
-
-def pixels_at_once(moves: Moves, *multiples: int) -> int:
-    """Count the pixels of the widest word that is aligned in every row of the image, and divides these numbers too."""
-    *outer, last = moves.axes
-    if last.pixel_step != 1:
-        return 1
-    steps = [last.size, *(axis.pixel_step for axis in outer)]
-    steps += [moves.array_plane_step] if moves.planes > 1 else []
-    steps += [moves.array_batch_step] if moves.batch > 1 else []
-    return word_elements(moves.itemsize, moves.alignment, [*multiples, *steps])
+    return moves.pixels_at_once(moves.alignment, last.kernel, last.stride, last.pad) if last.dilation == 1 else 1
 
 
 def sliding(moves: Moves) -> dict[str, Field]:

@@ -10,7 +10,7 @@ from gpufold.geometry import Axis
 from gpufold.gpu.parameters import are_contiguous, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem
 from gpufold.gpu.variants.columns import tap_step, view_of
-from gpufold.gpu.variants.moves import WIDEST_WORD
+from gpufold.gpu.variants.moves import WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
 
 THREADS = 128
@@ -102,9 +102,8 @@ def _lanes(blocks: int, words: int) -> int:
 def _vector(problem: Problem) -> int:
     """Return the elements of the widest word that divides a row of taps and is aligned in every block."""
     view, itemsize = view_of(problem), problem.call.source_element.itemsize
-    steps = (view.kernel[-1], *view.block_strides, view.columns_channel, view.columns_batch)
-    apart = gcd(problem.input.alignment, *(step * itemsize for step in steps))
-    return max(1, gcd(apart, WIDEST_WORD) // itemsize)
+    steps = [view.kernel[-1], *view.block_strides, view.columns_channel, view.columns_batch]
+    return word_elements(itemsize, problem.input.alignment, steps)
 
 
 def _taps_of_tile(row: Axis, vector: int, itemsize: int) -> int:
