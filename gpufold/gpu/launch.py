@@ -220,17 +220,13 @@ def device(number: int) -> Device:
 class Kernel:
     """A plan with its function, loaded on one device: all that is left is the launch there."""
 
+    plan: Plan
     function: Any
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
     parameters: np.ndarray[Any, Any]
     """The struct, as the array of one element that CuPy passes by value."""
     cleared_bytes: int
     """Of the output, which is contiguous then."""
-    takes_window: bool
-    scratch_bytes: int = 0
-    zeroed_bytes: int = 0
-    prologue: tuple[Kernel, ...] = ()
+    prologue: tuple[Kernel, ...]
     """What fills the scratch memory."""
     generation: int = 0
     """That of `tuning` which it was prepared in."""
@@ -241,37 +237,29 @@ class Kernel:
     def of(cls, plan: Plan, output_bytes: int = 0) -> Kernel:
         """Load a plan's kernel on the current device, or find it loaded."""
         parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
-        return cls(
-            load(plan.source, plan.defines, plan.symbol),
-            plan.grid,
-            plan.block,
-            parameters,
-            output_bytes if plan.zero_output else 0,
-            plan.takes_window,
-            plan.scratch_bytes,
-            plan.zeroed_bytes,
-            tuple(map(cls.of, plan.prologue)),
-        )
+        function = load(plan.source, plan.defines, plan.symbol)
+        cleared_bytes = output_bytes if plan.zero_output else 0
+        return cls(plan, function, parameters, cleared_bytes, tuple(map(cls.of, plan.prologue)))
 
     def launch(self, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> None:
         """Launch on memory of the current device, on a stream or CuPy's current one; nothing is waited for."""
-        data, result, weight_out, positions, window = arrays
-        if self.cleared_bytes or self.scratch_bytes:
+        plan, (data, result, weight_out, positions, window) = self.plan, arrays
+        if self.cleared_bytes or plan.scratch_bytes:
             handle = cupy.cuda.get_current_stream().ptr if stream is None else stream.ptr
         if self.cleared_bytes:
             cupy.cuda.runtime.memsetAsync(result, 0, self.cleared_bytes, handle)
         pointers: tuple[Any, ...] = (data, result) if positions is None else (data, result, positions)
-        if self.takes_window:
+        if plan.takes_window:
             pointers = (*pointers, _pointers(window) if window else NO_WINDOW)
         if weight_out is not None:
             pointers = (*pointers, weight_out)
-        if self.scratch_bytes:
-            scratch, _held = allocate(self.scratch_bytes)
-            cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, handle)
+        if plan.scratch_bytes:
+            scratch, _held = allocate(plan.scratch_bytes)
+            cupy.cuda.runtime.memsetAsync(scratch, 0, plan.zeroed_bytes, handle)
             for step in self.prologue:
-                step.function(step.grid, step.block, (positions, scratch, step.parameters), 0, stream)
+                step.function(step.plan.grid, step.plan.block, (positions, scratch, step.parameters), 0, stream)
             pointers = (*pointers, scratch)
-        self.function(self.grid, self.block, (*pointers, self.parameters), 0, stream)
+        self.function(plan.grid, plan.block, (*pointers, self.parameters), 0, stream)
 
 
 def _scratch(size: int) -> tuple[int, Any]:
