@@ -68,18 +68,11 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
 
     Weight weight = 0;
     if constexpr (windowed) {
-        Offset number = 0; // of the weight
+        Offset number = 0; // of the tap, which is a word by itself
 #pragma unroll
-        for (int axis = separable ? unweighted : 0; axis < spatial_rank; ++axis) {
-            if constexpr (separable) {
-                const Weight share = load_if(window.of_axis[axis - unweighted] + tap[axis], true);
-                weight = axis == unweighted ? share : multiply(weight, share);
-            } else {
-                number = number * p.kernel[axis].divisor + tap[axis];
-            }
-        }
-        if constexpr (!separable)
-            weight = load_if(window.last() + number, true);
+        for (int axis = 0; axis < spatial_rank; ++axis)
+            number = number * p.kernel[axis].divisor + tap[axis];
+        weight = weight_of(window, tap, number, true);
     }
 
     const Scalar* from = image;

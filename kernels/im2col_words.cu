@@ -132,7 +132,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_words)
     im2col_words(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                  const Parameters parameters)
 {
-    const Block block = this_block(image, columns, parameters);
-    if (block.exists)
-        unfold_by_halves<planes_at_once>(block, block.image, block.columns, block.planes, window, parameters);
+    unfold<planes_at_once, true>(image, columns, window, parameters);
 }

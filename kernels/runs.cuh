@@ -19,16 +19,3 @@ struct Runs : Sliding {
     long long image_batch_step, image_plane_step;
     long long columns_batch_step, columns_plane_step;
 };
-
-// Of a tap, by its place along each axis and by its number.
-inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[spatial_rank], Offset number,
-                                   bool exists)
-{
-    if constexpr (!separable)
-        return load_if(window.last() + number, exists);
-    Weight weight = load_if(window.of_axis[0] + taps[unweighted], exists);
-#pragma unroll
-    for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
-        weight = multiply(weight, load_if(window.of_axis[axis - unweighted] + taps[axis], exists));
-    return weight;
-}

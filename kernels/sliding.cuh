@@ -16,3 +16,16 @@ struct Sliding {
     Offset pad[spatial_rank];
     Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
 };
+
+// Of a tap, by its place along each axis and by its number.
+inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[spatial_rank], Offset number,
+                                   bool exists)
+{
+    Weight weight =
+        load_if(separable ? window.of_axis[0] + taps[unweighted] : window.last() + number, exists);
+    if constexpr (separable)
+#pragma unroll
+        for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
+            weight = multiply(weight, load_if(window.of_axis[axis - unweighted] + taps[axis], exists));
+    return weight;
+}

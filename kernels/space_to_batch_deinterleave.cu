@@ -114,8 +114,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     space_to_batch_deinterleave(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                                 const Parameters parameters)
 {
-    const Block block = this_block(space, batch, parameters);
-    if (!block.exists)
-        return;
-    unfold_by_halves<planes_at_once>(block, block.image, block.columns, block.planes, {}, parameters);
+    unfold<planes_at_once, true>(space, batch, {}, parameters);
 }

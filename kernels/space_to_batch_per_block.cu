@@ -7,11 +7,11 @@
 // stores are contiguous, loads are strided by the block and find the rest of their sectors in the L1 cache.
 // Where the last axis is not split, an element is as wide a word as its rows allow; where a block's rows are
 // aligned words, a thread loads TAPS_AT_ONCE elements of them at once.
-#include "unfold.cuh"
+#include "per_block.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
+extern "C" __global__ void __launch_bounds__(THREADS, resident)
     space_to_batch_per_block(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                              const Parameters parameters)
 {
-    unfold_direct<planes_of_direct>(space, batch, {}, parameters);
+    unfold<planes_at_once, false>(space, batch, {}, parameters);
 }

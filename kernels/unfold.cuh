@@ -21,12 +21,6 @@ static_assert(kernel_width % taps_at_once == 0 && chunk_taps % taps_at_once == 0
 constexpr Offset chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 
-// How many thread blocks a multiprocessor has registers for, at least: with more the compiler spills, and
-// without a number it waits for some loads before it issues others. Weights and wide offsets take registers.
-constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
-constexpr int resident_direct = takes_more_registers ? 2 : 3;
-constexpr int planes_of_direct = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2; // at once
-
 struct Parameters : Sliding {
     Offset block_step[spatial_rank]; // elements of the columns from one block to the next
     Offset tap_step;                 // elements of the columns from one tap to the next
@@ -129,16 +123,17 @@ inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, 
     return separable && Weights::count > 1 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
 }
 
-// ---- words: a kernel says what a thread does with some planes ---------------------------------------
+// ---- all planes of a thread ----------------------------------------------------------------------
 
+// What a kernel does with some of them.
 template <int planes>
 inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
                                      const Weights& window, const Parameters& parameters);
 
-// Serves all planes, `at_once` of them in flight together; the rest by halves.
-template <int at_once>
-inline __device__ void unfold_by_halves(const Block& block, const Scalar* image, Scalar* columns,
-                                        Offset planes, const Weights& window, const Parameters& parameters)
+// Serves all planes, `at_once` of them in flight together; the rest by halves, or one by one.
+template <int at_once, bool by_halves>
+inline __device__ void unfold(const Block& block, const Scalar* image, Scalar* columns, Offset planes,
+                              const Weights& window, const Parameters& parameters)
 {
 #pragma unroll 1
     for (; planes >= at_once; planes -= at_once) {
@@ -147,77 +142,14 @@ inline __device__ void unfold_by_halves(const Block& block, const Scalar* image,
         columns += at_once * parameters.columns_plane_step;
     }
     if constexpr (at_once > 1)
-        unfold_by_halves<at_once / 2>(block, image, columns, planes, window, parameters);
+        unfold<(by_halves ? at_once / 2 : 1), by_halves>(block, image, columns, planes, window, parameters);
 }
 
-// ---- per_block: a thread stores what it loads -----------------------------------------------------
-
-template <int planes>
-inline __device__ void unfold_direct_planes(const Block& block, const Scalar* image, Scalar* columns,
-                                            const Weights& window, const Parameters& parameters)
-{
-    const Scalar* images[planes];
-    Scalar* columns_of[planes];
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-        images[plane] = image + plane * parameters.image_plane_step;
-        columns_of[plane] = columns + plane * parameters.columns_plane_step;
-        keep(images[plane]);
-        keep(columns_of[plane]);
-    }
-    for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        const Chunk chunk = chunk_of(block, number, window, parameters);
-        Scalar values[chunk_taps][planes];
-        Weight weights[chunk_taps];
-#pragma unroll
-        for (int tap = 0; tap < chunk_taps; tap += taps_at_once) {
-            const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
-            const bool inside = chunk.inside & in_row(chunk.first_tap + tap) &
-                                within(block.pixel[last_axis] + shift, parameters.size[last_axis]);
-            const Offset offset = chunk.image_offset + shift * parameters.pixel_step[last_axis];
-#pragma unroll
-            for (int i = 0; i < taps_at_once; ++i)
-                weights[tap + i] = weight_of(chunk, chunk.first_tap + tap + i, inside, window);
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
-                Scalar pixels[taps_at_once];
-                load_wide_if(pixels, images[plane] + offset, inside);
-#pragma unroll
-                for (int i = 0; i < taps_at_once; ++i)
-                    values[tap + i][plane] = pixels[i];
-            }
-        }
-#pragma unroll
-        for (int tap = 0; tap < chunk_taps; ++tap) {
-            const Offset offset = (chunk.columns_tap + tap) * parameters.tap_step;
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-                if (in_row(chunk.first_tap + tap))
-                    store(columns_of[plane] + offset, weigh_element(values[tap][plane], weights[tap]));
-        }
-    }
-}
-
-template <int planes_at_once>
-inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const Weights& window,
-                                     const Parameters& parameters)
+template <int at_once, bool by_halves>
+inline __device__ void unfold(const Scalar* image, Scalar* columns, const Weights& window,
+                              const Parameters& parameters)
 {
     const Block block = this_block(image, columns, parameters);
-    if (!block.exists)
-        return;
-    image = block.image;
-    columns = block.columns;
-    Offset planes = block.planes;
-#pragma unroll 1
-    for (; planes >= planes_at_once; planes -= planes_at_once) {
-        unfold_direct_planes<planes_at_once>(block, image, columns, window, parameters);
-        image += planes_at_once * parameters.image_plane_step;
-        columns += planes_at_once * parameters.columns_plane_step;
-    }
-#pragma unroll 1
-    for (; planes > 0; --planes) {
-        unfold_direct_planes<1>(block, image, columns, window, parameters);
-        image += parameters.image_plane_step;
-        columns += parameters.columns_plane_step;
-    }
+    if (block.exists)
+        unfold<at_once, by_halves>(block, block.image, block.columns, block.planes, window, parameters);
 }
