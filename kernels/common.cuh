@@ -61,6 +61,16 @@ using Weight = WEIGHT;
 using Offset = OFFSET;
 using UnsignedOffset = Word<sizeof(Offset)>;
 
+// One of two types.
+template <bool first, typename First, typename Second> struct EitherOf {
+    using type = First;
+};
+template <typename First, typename Second> struct EitherOf<false, First, Second> {
+    using type = Second;
+};
+template <bool first, typename First, typename Second>
+using Either = typename EitherOf<first, First, Second>::type;
+
 template <typename To, typename From> inline __device__ To bit_cast(const From& from)
 {
     static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");

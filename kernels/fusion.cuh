@@ -2,8 +2,7 @@
 //
 //   pixel = sum of (weight * element) / denominator + old pixel
 //
-// Each of the three is compiled in. What a call does not ask for is an empty struct, whose members do
-// nothing.
+// Each of the three is compiled in. What a call does not ask for does nothing.
 //
 //   reduction      denominator of a pixel
 //   sum            none
@@ -136,56 +135,36 @@ template <int taps, bool aligned> struct RowWeights {
 constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1 || squares);
 constexpr bool divides_by_axes = averages && !divides_by_taps;
 
-// An axis's factor of a denominator, without weights.
-struct Count {
-    Offset taps;
-
-    __device__ Count times(Count other) const { return {taps * other.taps}; }
-    explicit __device__ operator Weight() const { return Weight(taps); }
-};
-
-// An axis's factor of a denominator, with weights.
-struct WeightSum {
-    Weight sum;
+// An axis's factor of a denominator, with weights or without.
+template <bool weighted> struct FactorOf {
+    Either<weighted, Weight, Offset> sum; // of weights, or of the taps
     bool covers; // whether a tap landed: what no tap landed on stays zero beside an infinite sum
 
-    __device__ WeightSum times(WeightSum other) const
+    __device__ FactorOf times(FactorOf other) const
     {
         const bool both = covers && other.covers;
-        return {both ? multiply(sum, other.sum) : Weight(0), both};
+        if constexpr (weighted)
+            return {both ? multiply(sum, other.sum) : Weight(0), both};
+        else
+            return {sum * other.sum, both};
     }
-    explicit __device__ operator Weight() const { return sum; }
+    // With one more tap of the axis, where that exists.
+    __device__ FactorOf with_weight(Weight weight, bool exists) const
+    {
+        if constexpr (weighted)
+            return {add(sum, weight), covers || exists};
+        else
+            return {sum + exists, covers || exists};
+    }
+    template <int axis> __device__ FactorOf with_tap(Offset tap, bool exists, const Weights& window) const
+    {
+        if constexpr (weighted && axis >= unweighted)
+            return with_weight(counted(load_if(window.of_axis[axis - unweighted] + tap, exists)), exists);
+        else
+            return with_weight(Weight(exists), exists);
+    }
 };
-
-template <bool weighted> struct FactorOf {
-    using type = Count;
-};
-template <> struct FactorOf<true> {
-    using type = WeightSum;
-};
-using Factor = typename FactorOf<windowed>::type;
-
-// A factor with one more tap of its axis, where that exists.
-template <int axis> __device__ Count with_tap(Count factor, Offset, bool exists, const Weights&)
-{
-    return {factor.taps + exists};
-}
-inline __device__ Count with_weight(Count factor, Weight, bool exists)
-{
-    return {factor.taps + exists};
-}
-inline __device__ WeightSum with_weight(WeightSum factor, Weight weight, bool exists)
-{
-    return {add(factor.sum, weight), factor.covers || exists};
-}
-template <int axis>
-__device__ WeightSum with_tap(WeightSum factor, Offset tap, bool exists, const Weights& window)
-{
-    if constexpr (axis < unweighted)
-        return {add(factor.sum, Weight(exists)), factor.covers || exists};
-    else
-        return with_weight(factor, counted(load_if(window.of_axis[axis - unweighted] + tap, exists)), exists);
-}
+using Factor = FactorOf<windowed>;
 
 // The product of the factors of the axes up to this one, from that of the axes before.
 template <int axis> __device__ Factor join(Factor before, Factor factor)
@@ -197,11 +176,11 @@ template <int axis> __device__ Factor join(Factor before, Factor factor)
 template <int axis> __device__ Factor factor_of(const Taps& taps, const Weights& window, const Parameters& p)
 {
     Factor factor = {};
+    if constexpr (divides_by_axes)
 #pragma unroll(4)
-    for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
-        factor = with_tap<axis>(factor, taps.tap + number * Pattern<axis>::tap_step,
-                                taps.exists<axis>(number, p), window);
-    }
+        for (Offset number = 0; number < Pattern<axis>::taps; ++number)
+            factor = factor.with_tap<axis>(taps.tap + number * Pattern<axis>::tap_step,
+                                           taps.exists<axis>(number, p), window);
     return factor;
 }
 
@@ -218,14 +197,7 @@ __device__ Factor outer_factor(const Taps (&taps)[rank], const Weights& window, 
 }
 
 // The factors of pixels of one row, to which a kernel hands out the taps of the last axis.
-template <int pixels, bool used = divides_by_axes> struct RowFactors {
-    __device__ RowFactors(const Taps (&)[rank], const Weights&, const Parameters&) {}
-    __device__ void add_tap(int, Offset, bool) {}
-    __device__ void set_taps(int, const Taps&, const Parameters&) {}
-    __device__ void set_row(const Taps (&)[rank], const Parameters&) {}
-    template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>&, bool) {}
-};
-template <int pixels> struct RowFactors<pixels, true> {
+template <int pixels> struct RowFactors {
     const Weights& window;
     Factor outer;
     Factor of_last[pixels] = {};
@@ -237,7 +209,7 @@ template <int pixels> struct RowFactors<pixels, true> {
     // For each tap that may land on a pixel.
     __device__ void add_tap(int pixel, Offset tap, bool exists)
     {
-        of_last[pixel] = with_tap<last>(of_last[pixel], tap, exists, window);
+        of_last[pixel] = of_last[pixel].template with_tap<last>(tap, exists, window);
     }
     __device__ void set_taps(int pixel, const Taps& taps, const Parameters& p)
     {
@@ -253,19 +225,14 @@ template <int pixels> struct RowFactors<pixels, true> {
     {
 #pragma unroll
         for (int pixel = 0; pixel < pixels; ++pixel)
-            of_last[pixel] = with_weight(of_last[pixel], weights.of_axis[pixel], exists);
+            of_last[pixel] = of_last[pixel].with_weight(weights.of_axis[pixel], exists);
     }
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
 };
 
 // What the sum of one pixel is divided by. A kernel calls add_tap for each tap that may land on the pixel,
 // with zero where the tap does not exist, and then from_axes once.
-template <bool averaging> struct DenominatorOf {
-    __device__ void add_tap(Weight) {}
-    template <int pixels> __device__ void from_axes(const RowFactors<pixels>&, int) {}
-    template <typename Number> __device__ Number finish(Number sum) const { return sum; }
-};
-template <> struct DenominatorOf<true> {
+struct Denominator {
     Weight value = 0;
 
     __device__ void add_tap(Weight weight)
@@ -273,21 +240,20 @@ template <> struct DenominatorOf<true> {
         if constexpr (divides_by_taps)
             value = add(value, squares ? multiply(weight, weight) : weight);
     }
-
     template <int pixels> __device__ void from_axes(const RowFactors<pixels>& factors, int pixel)
     {
         if constexpr (divides_by_axes)
-            value = Weight(factors.product(pixel));
+            value = Weight(factors.product(pixel).sum);
     }
-
     // The average, which is zero where the denominator is below the smallest normal number.
     template <typename Number> __device__ Number finish(Number sum) const
     {
-        const Weight by = value;
-        return divide_or_zero(sum, by);
+        if constexpr (averages)
+            return divide_or_zero(sum, value);
+        else
+            return sum;
     }
 };
-using Denominator = DenominatorOf<averages>;
 
 // Divides the sums of neighbouring pixels of some planes.
 template <int planes, int pixels>
@@ -303,23 +269,26 @@ __device__ void average(Accumulator (&sums)[planes][pixels], const Denominator (
 // ---- the image that is added to ----------------------------------------------------------------
 
 // A pixel's value before the launch, to which its sum is added.
-template <bool accumulating> struct OldPixelOf {
-    __device__ void load(const Result*, bool) {}
-    template <int count> static __device__ void load_wide(OldPixelOf (&)[count], const Result*, bool) {}
-    __device__ Accumulator plus(Accumulator pixel) const { return pixel; }
-};
-template <> struct OldPixelOf<true> {
+struct OldPixel {
     Result element;
 
-    __device__ void load(const Result* address, bool exists) { element = load_own_if(address, exists); }
+    __device__ void load(const Result* address, bool exists)
+    {
+        if constexpr (accumulates)
+            element = load_own_if(address, exists);
+    }
     // Neighbouring pixels, 16 bytes at most in all; the address is a multiple of their size.
     template <int count>
-    static __device__ void load_wide(OldPixelOf (&pixels)[count], const Result* address, bool exists)
+    static __device__ void load_wide(OldPixel (&pixels)[count], const Result* address, bool exists)
     {
-        using Wide = AliasedWord<count * sizeof(Result)>;
-        const Word<count * sizeof(Result)> word = load_own_if(reinterpret_cast<const Wide*>(address), exists);
-        memcpy(pixels, &word, sizeof(word));
+        if constexpr (accumulates) {
+            using Wide = AliasedWord<count * sizeof(Result)>;
+            const Word<sizeof(pixels)> word = load_own_if(reinterpret_cast<const Wide*>(address), exists);
+            memcpy(pixels, &word, sizeof(word));
+        }
     }
-    __device__ Accumulator plus(Accumulator pixel) const { return add(widen(element), pixel); }
+    __device__ Accumulator plus(Accumulator pixel) const
+    {
+        return accumulates ? add(widen(element), pixel) : pixel;
+    }
 };
-using OldPixel = OldPixelOf<accumulates>;

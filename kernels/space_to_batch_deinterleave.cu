@@ -41,13 +41,7 @@ struct Phases {
 // The elements of a word, as they are taken apart: narrow ones by words of
 // 4 bytes, whose bytes are permuted, where as many are stored together.
 constexpr bool by_words = sizeof(Scalar) <= 2 && blocks_per_word * element_bytes % 4 == 0;
-template <bool words> struct UnitOf {
-    using type = Scalar;
-};
-template <> struct UnitOf<true> {
-    using type = unsigned;
-};
-using Unit = UnitOf<by_words>::type;
+using Unit = Either<by_words, unsigned, Scalar>;
 struct Elements {
     Unit unit[word_bytes / sizeof(Unit)];
 };
