@@ -135,62 +135,41 @@ template <typename Number> inline __device__ Number weigh(Number element, const 
         return element;
 }
 
+// Numbers whose highest bit is their sign: zero has one too then.
+template <typename Number> constexpr bool has_negative_zero = false;
+template <> constexpr bool has_negative_zero<float> = true;
+template <> constexpr bool has_negative_zero<double> = true;
+template <> constexpr bool has_negative_zero<Float16> = true;
+template <> constexpr bool has_negative_zero<BFloat16> = true;
+template <typename Real> constexpr bool has_negative_zero<Complex<Real>> = true;
+
 // A term, or where it is missing, and zero so far, what leaves every sum as it is: -0.0. A choice between two
 // sums instead would have the compiler branch, and wait for each load before the next.
-template <typename Number> inline __device__ Number or_nothing(Number term, bool)
+template <typename Number> inline __device__ Number or_nothing(Number term, bool exists)
 {
-    return term;
-}
-inline __device__ float or_nothing(float term, bool exists)
-{
-    return bit_cast<float>(bit_cast<unsigned>(term) | (exists ? 0 : 1u << 31));
-}
-inline __device__ double or_nothing(double term, bool exists)
-{
-    return bit_cast<double>(bit_cast<unsigned long long>(term) | (exists ? 0 : 1ull << 63));
+    using Bits = Word<sizeof(Number)>;
+    if constexpr (has_negative_zero<Number>)
+        return bit_cast<Number>(
+            Bits(bit_cast<Bits>(term) | (exists ? 0 : Bits(1) << (8 * sizeof(Number) - 1))));
+    else
+        return term;
 }
 template <typename Real> inline __device__ Complex<Real> or_nothing(Complex<Real> term, bool exists)
 {
     return {or_nothing(term.real, exists), or_nothing(term.imaginary, exists)};
 }
 
+// An element that leaves every sum as it is, also after it was multiplied with a weight of zero.
+template <typename Element> inline __device__ Element nothing(Element)
+{
+    return or_nothing(Element{}, false);
+}
+
 // An element on its way into a sum, where it exists. Integers that become floats have no negative zero of
 // their own to be missing as, and get its sign.
-template <typename Element> constexpr bool has_negative_zero = false;
-template <> constexpr bool has_negative_zero<float> = true;
-template <> constexpr bool has_negative_zero<double> = true;
-template <> constexpr bool has_negative_zero<Float16> = true;
-template <> constexpr bool has_negative_zero<BFloat16> = true;
-template <typename Real> constexpr bool has_negative_zero<Complex<Real>> = true;
 template <typename Element>
 inline __device__ Accumulator term_of(Element element, const TapWeight& weight, bool exists)
 {
     const Accumulator term = weigh(widen(element), weight);
     return has_negative_zero<Element> ? term : or_nothing(term, exists);
-}
-
-// An element that leaves every sum as it is, also after it was multiplied with a weight of zero.
-template <typename Element> inline __device__ Element nothing(Element)
-{
-    return Element{};
-}
-inline __device__ Float16 nothing(Float16)
-{
-    return {1u << 15};
-}
-inline __device__ BFloat16 nothing(BFloat16)
-{
-    return {1u << 15};
-}
-inline __device__ float nothing(float)
-{
-    return -0.0f;
-}
-inline __device__ double nothing(double)
-{
-    return -0.0;
-}
-template <typename Real> inline __device__ Complex<Real> nothing(Complex<Real>)
-{
-    return {nothing(Real()), nothing(Real())};
 }
