@@ -71,7 +71,13 @@ def execute(
     """Compute a call on CuPy arrays of one device that have elements, on its current stream."""
     device = data.device.id
     given = call, _layout(data), _layout(result), None if weight_out is None else _layout(weight_out), device
-    arrays = _addresses(data, result, window, positions, weight_out)
+    arrays = (
+        data.data.ptr,
+        result.data.ptr,
+        None if weight_out is None else weight_out.data.ptr,
+        None if positions is None else positions.data.ptr,
+        () if window is None else tuple([each.data.ptr for each in window]),
+    )
     if cupy.cuda.runtime.getDevice() == device:
         execute_at(given, arrays, None, _scratch)
     else:
@@ -89,16 +95,6 @@ def execute_dense(call: Call, arrays: Addresses, stream: Stream) -> None:
     layouts = layout(call.data_shape, arrays[0]), layout(call.result_shape, arrays[1])
     with cupy.cuda.Device(stream.device), cupy.cuda.Stream.from_external(stream):
         execute_at((call, *layouts, None, stream.device), arrays, None, _scratch)
-
-
-def _addresses(data: Any, result: Any, window: Any, positions: Any, weight_out: Any = None) -> Addresses:
-    return (
-        data.data.ptr,
-        result.data.ptr,
-        None if weight_out is None else weight_out.data.ptr,
-        None if positions is None else positions.data.ptr,
-        () if window is None else tuple([each.data.ptr for each in window]),
-    )
 
 
 def execute_at(given: Given, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> Kernel:
@@ -179,11 +175,6 @@ def clock(stream: Any, flushed: int, size: int, run: Callable[[], Any]) -> float
     after.record(stream)
     after.synchronize()
     return float(cupy.cuda.get_elapsed_time(before, after)) / 1e3
-
-
-def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
-    """Run a plan that was made for these arrays, on the current device and stream."""
-    Kernel.of(plan, result.nbytes).launch(_addresses(data, result, window, positions), None, _scratch)
 
 
 def compile_plan(plan: Plan) -> None:

@@ -46,11 +46,6 @@ class ColumnsView:
         return tuple(axis.blocks for axis in self.axes)
 
     @property
-    def pixels(self) -> int:
-        """Pixels of one plane."""
-        return prod(axis.size for axis in self.axes)
-
-    @property
     def taps_are_closest(self) -> bool:
         """Whether neighbouring taps are nearer to each other in memory than neighbouring blocks."""
         taps = (abs(s) for axis, s in zip(self.axes, self.tap_strides, strict=True) if axis.kernel > 1)
