@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     const Accumulator element = widen(*blocks);
     const TapWeight weight(tap, true, window, p);
-    add_atomically(image, narrow(weigh(element, weight)));
+    add_atomically(image, narrow(weigh(element, weight.value())));
     if constexpr (weighs_out)
         if (weighing)
             add_atomically(weight_out + weight_place, weight_of(weight, true));

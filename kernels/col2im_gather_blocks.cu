@@ -115,15 +115,6 @@ __device__ void fill(Tile& tile, const Scalar* taps, Offset first_tap, Offset fi
     __syncthreads(); // until all of it is there
 }
 
-// The weight of the taps in one row of a piece, by the row's tap along the axis above.
-__device__ TapWeight in_row(const TapWeight& outer, Offset tap)
-{
-    if constexpr (rows > 1)
-        return outer.along<above>(tap, true);
-    else
-        return outer;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     col2im_gather_blocks(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const Parameters p)
@@ -158,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int row = 0; row < rows; ++row) {
             if (rows > 1 && !within(tap_above + row, kernel[above]))
                 continue;
-            const TapWeight of_row = in_row(outer, tap_above + row);
+            const TapWeight of_row = rows > 1 ? outer.along<above>(tap_above + row, true) : outer;
 #pragma unroll
             for (int i = 0; i < pixel_taps; ++i) {
                 const Offset number = part * pixel_taps + i;

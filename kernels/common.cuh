@@ -61,6 +61,9 @@ using Weight = WEIGHT;
 using Offset = OFFSET;
 using UnsignedOffset = Word<sizeof(Offset)>;
 
+template <typename First, typename Second> constexpr bool same = false;
+template <typename Type> constexpr bool same<Type, Type> = true;
+
 // One of two types.
 template <bool first, typename First, typename Second> struct EitherOf {
     using type = First;
@@ -125,29 +128,21 @@ template <typename Sum = Accumulator> inline __device__ Sum widen(Float16 elemen
 }
 
 // A sum as it is stored, rounded once to nearest even where the element is narrower.
-template <typename Element> struct Narrow {
-    static __device__ Element from(Accumulator sum) { return Element(sum); }
-};
-template <> struct Narrow<Boolean> {
-    static __device__ Boolean from(bool sum) { return {static_cast<unsigned char>(sum)}; }
-};
-template <> struct Narrow<Float16> {
-    static __device__ Float16 from(float sum)
-    {
+template <typename Sum, typename Element = Result> inline __device__ Element narrow(Sum sum)
+{
+    if constexpr (same<Element, Boolean>) {
+        return {static_cast<unsigned char>(sum)};
+    } else if constexpr (same<Element, Float16>) {
 #ifdef HOSTCUDA
         return {bit_cast<unsigned short>(_Float16(sum))};
 #else
-        Float16 element;
+        Element element;
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(element.bits) : "f"(sum));
         return element;
 #endif
-    }
-};
-template <> struct Narrow<BFloat16> {
-    static __device__ BFloat16 from(float sum)
-    {
+    } else if constexpr (same<Element, BFloat16>) {
 #if __CUDA_ARCH__ >= 800
-        BFloat16 element;
+        Element element;
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(element.bits) : "f"(sum));
         return element;
 #else
@@ -156,11 +151,9 @@ template <> struct Narrow<BFloat16> {
             return {0x7fff}; // not a number
         return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 #endif
+    } else {
+        return Element(sum);
     }
-};
-template <typename Sum> inline __device__ Result narrow(Sum sum)
-{
-    return Narrow<Result>::from(sum);
 }
 
 // The only additions of elements. CuPy compiles with -ftz=true, under which `+` would flush float32

@@ -106,9 +106,10 @@ struct TapWeight {
             factor[0] = load_if(window.last() + number, exists);
     }
 
+    // Of no use where there is no window.
     __device__ Weight value() const
     {
-        Weight product = weighs_out ? at_least<least_exponent>(factor[0]) : factor[0];
+        Weight product = !windowed ? 0 : weighs_out ? at_least<least_exponent>(factor[0]) : factor[0];
 #pragma unroll
         for (int axis = 1; axis < (separable ? positioned : 1); ++axis)
             product = weighs_out
@@ -125,14 +126,6 @@ inline __device__ Weight weight_of(const TapWeight& weight, bool exists)
         return weight.value();
     else
         return Weight(exists);
-}
-
-template <typename Number> inline __device__ Number weigh(Number element, const TapWeight& weight)
-{
-    if constexpr (windowed)
-        return multiply(element, weight.value());
-    else
-        return element;
 }
 
 // Numbers whose highest bit is their sign: zero has one too then.
@@ -170,6 +163,6 @@ template <typename Element> inline __device__ Element nothing(Element)
 template <typename Element>
 inline __device__ Accumulator term_of(Element element, const TapWeight& weight, bool exists)
 {
-    const Accumulator term = weigh(widen(element), weight);
+    const Accumulator term = weigh(widen(element), weight.value());
     return has_negative_zero<Element> ? term : or_nothing(term, exists);
 }

@@ -10,7 +10,25 @@
 // there is one axis. Neighbouring threads have neighbouring elements of a row, so that loads and stores are
 // as long as rows are, and longer where the rows of a block follow each other. What lies outside the image is
 // zero, and never loaded, or the nearest pixel.
-#include "take_blocks.cuh"
+#include "positions.cuh"
+
+enum class Mode { constant, edge };
+constexpr bool nearest = Mode::MODE == Mode::edge; // what lies outside is the nearest pixel, else zero
+
+// A block's first pixel along an axis; no nearer than where the block lies outside of the image as a whole.
+inline __device__ Offset first_pixel(long long position, int axis, const Parameters& p)
+{
+    return Offset(max(-(long long)(p.block[axis]), min(position, (long long)(p.size[axis]))));
+}
+
+// The pixel that is taken for one along an axis, which may lie outside.
+inline __device__ Offset taken_pixel(Offset pixel, int axis, const Parameters& p)
+{
+    if constexpr (nearest)
+        return max(Offset(0), min(pixel, p.size[axis] - 1));
+    else
+        return pixel;
+}
 
 constexpr int elements = ELEMENTS;                // of a thread in each plane, of one block and column
 constexpr int planes = PLANES;                    // share the index arithmetic
@@ -91,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         for (int plane = 0; plane < planes; ++plane, target += p.blocks_channel) {
             keep(target);
             if (tap[along] + number * step < p.block[along] && exists(plane))
-                *target = weighed(taken[number][plane], weights[number]);
+                *target = weigh_element(taken[number][plane], weights[number].value());
         }
         own_blocks += step * p.tap_stride[along];
         keep(own_blocks);

@@ -186,7 +186,7 @@ FAULTS = (
     # --- blocks at positions of their own
     Fault("positions cut to 32 bits", "kernels/add_blocks_atomic.cu", "        const long long position =\n",
           "        const int position =\n", KERNELS + "[add_blocks-farthest-0]"),
-    Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks.cuh",
+    Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks_per_element.cu",
           "first_pixel(long long position", "first_pixel(int position", KERNELS + "[take_blocks-farthest-0]"),
     # --- stitching
     Fault("a stitcher whose methods do not wait for each other", "gpufold/stitching.py",
