@@ -191,5 +191,5 @@ def cupy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
     monkeypatch.setattr(fake_cupy, "_loaded", {})
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
-    with on_the_stand_in(monkeypatch, tuning._name) as cupy:
+    with on_the_stand_in(monkeypatch, tuning.digest) as cupy:
         yield cupy

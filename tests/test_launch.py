@@ -84,11 +84,11 @@ def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
 @pytest.fixture
 def kernels(tmp_path, monkeypatch):
     """A copy of the kernels, which are compiled in place of them."""
-    sources._headers.cache_clear()
+    sources.digest.cache_clear()
     copy = shutil.copytree(sources.KERNELS, tmp_path / "kernels", copy_function=shutil.copyfile)
     monkeypatch.setattr(sources, "KERNELS", copy)
     yield copy
-    sources._headers.cache_clear()
+    sources.digest.cache_clear()
 
 
 def test_cupy_compiles_a_kernel_and_its_errors_name_the_file_and_line(kernels, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_changed_header_is_another_specialisation(kernels):
     before = sources.program("average_elementwise.cu", "average_elementwise", ())
     with (kernels / "common.cuh").open("a") as header:
         header.write("// changed\n")
-    sources._headers.cache_clear()
+    sources.digest.cache_clear()
     after = sources.program("average_elementwise.cu", "average_elementwise", ())
     assert before != after
     assert before.partition("#line")[2] == after.partition("#line")[2]

@@ -284,7 +284,7 @@ def test_a_damaged_file_changes_nothing_but_speed(cupy, clock, kind):
 
 def test_a_file_of_other_kernels_is_not_read(cupy, clock, monkeypatch):
     raced(cupy, clock)
-    tuning._name.cache_clear()
+    tuning.digest.cache_clear()
     monkeypatch.setattr(Path, "read_bytes", lambda path, read=Path.read_bytes: read(path) + b"\n")
     assert not tuning._read(tuning.file_of(device(cupy)))
 

@@ -39,7 +39,7 @@ def program(source: str, symbol: str, defines: tuple[tuple[str, str], ...]) -> s
     the text differs between kernels: CuPy runs the compiler on an empty file, once in a process, for each tuple of
     options.
     """
-    lines = [f"// headers {_headers()}", *(f"#define {name} {value}" for name, value in defines)]
+    lines = [f"// headers {digest('*.cuh')[:16]}", *(f"#define {name} {value}" for name, value in defines)]
     return "\n".join([*lines, source_text(source, symbol)])
 
 
@@ -49,9 +49,7 @@ def options() -> tuple[str, ...]:
 
 
 @cache
-def _headers() -> str:
-    """Digest the headers."""
-    digest = hashlib.sha256()
-    for header in sorted(KERNELS.glob("*.cuh")):
-        digest.update(header.read_bytes())
-    return digest.hexdigest()[:16]
+def digest(pattern: str) -> str:
+    """Digest the files of the kernels whose names match a pattern."""
+    files = [path.read_bytes() for path in sorted(KERNELS.glob(pattern))]
+    return hashlib.sha256(b"".join(files)).hexdigest()

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
@@ -25,7 +24,7 @@ from gpufold.calls import Unsupported
 from gpufold.given import check_number
 from gpufold.gpu import registry
 from gpufold.gpu.plan import Device, Plan, Problem
-from gpufold.gpu.sources import KERNELS
+from gpufold.gpu.sources import KERNELS, digest
 
 ROUNDS = 5
 """Samples of each plan, of which the median counts."""
@@ -46,9 +45,6 @@ racing = threading.Lock()
 
 generation = 0
 """How often something was learned: what is prepared by an earlier one may be outdated."""
-
-_used = _SETTING == "1"
-"""Whether a race was ever wanted: until then nothing asks for one."""
 
 _learned: dict[Device, dict[str, Seconds]] = {}
 
@@ -84,10 +80,7 @@ def autotune(*, timeout: float | None = None) -> Iterator[None]:
     The environment variable GPUFOLD_AUTOTUNE=1 does the same for a whole process, and 0 ignores measured times.
     GPUFOLD_CACHE_DIR is the folder of the files, by default ``~/.cache/gpufold``.
     """
-    global _used, generation
     check_number("autotune", "timeout", seconds := inf if timeout is None else timeout, "float64")
-    if not _used:
-        _used, generation = True, generation + 1
     token = _ends.set(None if _SETTING == "0" else time.monotonic() + float(seconds))
     try:
         yield
@@ -122,7 +115,7 @@ def decide(problem: Problem) -> Decision:
             seconds = known(problem.device).get(key_of(problem, plans))
             return Decision(plans[0], {}, True) if seconds is None else _by_time(plans, seconds)
     plan = registry.choose(problem.call, problem.input, problem.output, problem.device, problem.weight_out)
-    return Decision(plan, {}, _used and problem.call.variant == "auto" and not wanted())
+    return Decision(plan, {}, problem.call.variant == "auto" and not wanted())
 
 
 def _by_time(plans: Sequence[Plan], seconds: Seconds) -> Decision:
@@ -180,14 +173,10 @@ def _read(path: Path) -> dict[str, Seconds]:
     return found
 
 
-@cache
 def _name(device: Device) -> str:
     """Return the name of a device's file, for these kernels alone."""
-    digest = hashlib.sha256()
-    for path in sorted(KERNELS.glob("*.cu*")):
-        digest.update(path.read_bytes())
     name = "".join(sign if sign.isalnum() else "-" for sign in device.name)
-    return f"tuned-{name}-{device.multiprocessors}-{digest.hexdigest()[:12]}.jsonl"
+    return f"tuned-{name}-{device.multiprocessors}-{digest('*.cu*')[:12]}.jsonl"
 
 
 def file_of(device: Device) -> Path:
