@@ -593,7 +593,7 @@ def test_equal_structs_have_equal_bytes():
 CALLS = 4000
 REGISTERS_OF_A_BLOCK = 65536
 INDICES = {"int": 2**31 - 1, "long long": 2**63 - 1}
-COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "BLOCK_WIDTH", "CHUNK_PHASES", "CHUNK", "PIXELS", "TAPS", "PHASE")
+COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "TAPS", "PHASE")
 
 
 def needs(plan):
