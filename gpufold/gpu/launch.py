@@ -117,7 +117,7 @@ def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None
     if not tuning.racing.acquire(blocking=False):
         return
     try:
-        if _is_capturing(stream):
+        if cupy.cuda.runtime.streamIsCapturing(on.ptr):
             return
         plans = tuple(registry.candidates(problem))
         key = tuning.key_of(problem, plans)
@@ -146,12 +146,6 @@ def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None
         return
     finally:
         tuning.racing.release()
-
-
-def _is_capturing(stream: Stream | None) -> bool:
-    if stream is None:
-        return bool(cupy.cuda.get_current_stream().is_capturing())
-    return bool(cupy.cuda.runtime.streamIsCapturing(stream.ptr))
 
 
 def _copied(address: int, layout: Layout, stream: int, allocate: Allocate) -> tuple[int, Any]:
