@@ -416,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         pixel += own * p.pixel_stride[axis];
         weight_pixel += own * p.weight_stride[axis];
     }
-    const Bin bin = load_if(bins_of(scratch) + number, true);
+    const Bin bin = load_if(reinterpret_cast<const Bin*>(scratch) + number, true);
     const Note* const notes = reinterpret_cast<const Note*>(scratch + notes_at(number, p));
     const Note note = load_if(notes + place, place < bin.count, ~Note(0)); // nobody wrote the others
     if (__all_sync(~0u, note == ~Note(0)))

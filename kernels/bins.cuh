@@ -27,10 +27,6 @@ struct alignas(2 * sizeof(Offset)) Bin {
     Offset end;   // of its list, where it is crowded
 };
 
-inline __device__ const Bin* bins_of(const Offset* scratch)
-{
-    return reinterpret_cast<const Bin*>(scratch);
-}
 // Offsets from the scratch memory's begin on: what is noted of a tile begins at a multiple of `noted`.
 inline __device__ Offset notes_at(Offset number, const BinParameters& p)
 {

@@ -26,33 +26,28 @@ template <typename Real> struct alignas(2 * sizeof(Real)) Complex {
     Real real, imaginary;
 };
 
+// One of two types.
+template <bool first, typename First, typename Second> struct EitherOf {
+    using type = First;
+};
+template <typename First, typename Second> struct EitherOf<false, First, Second> {
+    using type = Second;
+};
+template <bool first, typename First, typename Second>
+using Either = typename EitherOf<first, First, Second>::type;
+
 // The unsigned integer of a size in bytes.
-template <int bytes> struct WordOf;
-template <> struct WordOf<1> {
-    using type = unsigned char;
-};
-template <> struct WordOf<2> {
-    using type = unsigned short;
-};
-template <> struct WordOf<4> {
-    using type = unsigned int;
-};
-template <> struct WordOf<8> {
-    using type = unsigned long long;
-};
 #ifdef HOSTCUDA
-template <> struct WordOf<16> {
-    using type = unsigned __int128;
-};
+using Word16 = unsigned __int128;
 #else
 struct alignas(16) Word16 {
     unsigned long long low, high;
 };
-template <> struct WordOf<16> {
-    using type = Word16;
-};
 #endif
-template <int bytes> using Word = typename WordOf<bytes>::type;
+template <int bytes>
+using UpToWord4 = Either<bytes == 1, unsigned char, Either<bytes == 2, unsigned short, unsigned>>;
+template <int bytes>
+using Word = Either<(bytes <= 4), UpToWord4<bytes>, Either<bytes == 8, unsigned long long, Word16>>;
 
 using Scalar = SCALAR;
 using Accumulator = ACCUMULATOR;
@@ -63,16 +58,6 @@ using UnsignedOffset = Word<sizeof(Offset)>;
 
 template <typename First, typename Second> constexpr bool same = false;
 template <typename Type> constexpr bool same<Type, Type> = true;
-
-// One of two types.
-template <bool first, typename First, typename Second> struct EitherOf {
-    using type = First;
-};
-template <typename First, typename Second> struct EitherOf<false, First, Second> {
-    using type = Second;
-};
-template <bool first, typename First, typename Second>
-using Either = typename EitherOf<first, First, Second>::type;
 
 template <typename To, typename From> inline __device__ To bit_cast(const From& from)
 {
