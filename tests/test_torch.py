@@ -297,6 +297,17 @@ def test_what_is_added_to_may_alone_require_a_gradient():
     assert gpufold.torch.add_blocks(picture, torch.zeros(1, 2, 2), [(0, 0)]).requires_grad
 
 
+def test_a_result_that_is_changed_leaves_the_tangent_of_what_was_added_to():
+    picture, tangent = torch.zeros(5, 4), torch.ones(5, 4)
+
+    def tripled(picture):
+        return gpufold.torch.add_blocks(picture, torch.zeros(1, 2, 2), [(0, 0)]).mul_(3)
+
+    _, of_result = torch.func.jvp(tripled, (picture,), (tangent,))
+    assert (of_result == 3).all()
+    assert (tangent == 1).all()
+
+
 def test_an_average_has_no_gradient_where_nothing_landed():
     sums, weight = torch.randn(2, 3, requires_grad=True), torch.tensor([2.0, 0.0, 1e-39], requires_grad=True)
     gradients = torch.autograd.grad(

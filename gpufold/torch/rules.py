@@ -196,7 +196,7 @@ class Linear(torch.autograd.Function):
         of_axes = None if window_tangent is None else separated(call, window_tangent)
         changes = data_tangent, of_axes, None, out_tangent
         result: Tensor = adjoints.tangent(TORCH, call, (*saved(ctx), None), changes)
-        return result.clone() if result is out_tangent else result
+        return result.clone() if result is out_tangent else result  # which may be changed with the result
 
 
 def saved(ctx: Any) -> tuple[Any, ...]:
