@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -624,6 +625,8 @@ def test_modules_are_torchs(sizes, lead, dtype):
 # Errors
 
 COLUMN = torch.zeros(4, 9)
+with warnings.catch_warnings(action="ignore"):
+    NESTED = torch.nested.nested_tensor([torch.ones(2)] * 2)
 
 
 def shrunk(tensor, size):
@@ -710,6 +713,13 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
                 lambda layout=layout: gpufold.torch.fold(torch.nested.nested_tensor([COLUMN], layout=layout), 4, 2))
             for layout in (torch.strided, torch.jagged)
         ),
+        *(
+            (TypeError, r"im2col: window must be a dense tensor, got a nested one; pass each of window.unbind\(\)",
+                lambda window=window: gpufold.torch.im2col(COLUMN[None], (2, 2), window=window))
+            for window in (NESTED, (torch.ones(2), NESTED))
+        ),
+        (TypeError, "Fold: window must be a dense tensor, got a nested", lambda: gpufold.torch.Fold(
+            4, 2, window=NESTED)),
         (TypeError, "weights must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weights=torch.ones(1, device="meta"))),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(

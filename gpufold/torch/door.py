@@ -15,6 +15,7 @@ from gpufold.calls import Unsupported
 from gpufold.dispatch import linked
 from gpufold.names import misfit, renamed
 from gpufold.operations import OPERATIONS
+from gpufold.torch.tensors import nested
 
 Parameters = ParamSpec("Parameters")
 
@@ -89,7 +90,11 @@ def _answered(
     function: Callable[..., Any], error: Exception, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Exception:
     """Return what a function raises in place of an error: one that begins with its name, or the error itself."""
-    name, said = function.__name__, str(error)
+    name, window = function.__name__, named.get("window")
+    axes = window if isinstance(window, tuple | list) else (window,)
+    if isinstance(error, RuntimeError) and any([isinstance(each, Tensor) and each.is_nested for each in axes]):
+        return nested(name, "window")  # which has no shape by which more could be said of it
+    said = str(error)
     answer = misfit(function, name, given, named) if isinstance(error, TypeError) else None
     if answer is not None:
         return answer

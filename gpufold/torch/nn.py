@@ -20,7 +20,7 @@ from gpufold.names import answers
 from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script
 from gpufold.torch.operators import checked_size, is_integer, per_axis
-from gpufold.torch.tensors import weights_of
+from gpufold.torch.tensors import check_tensor, weights_of
 
 col2im, im2col = unwrap(functions.col2im), unwrap(functions.im2col)  # behind the door that fold and unfold have
 
@@ -149,6 +149,8 @@ class _Windowed(nn.Module):
 
     def keep_window(self, window: Any) -> None:
         self.__module__ = nn.Fold.__module__  # of the instance: torch.fx takes torch's own modules for leaves
+        if isinstance(window, Tensor):
+            check_tensor(type(self).__name__, "window", window)
         self._separable = is_separable(window)
         self._axes = 0
         axes: Iterable[Any] = () if window is None else window if self._separable else (window,)

@@ -81,9 +81,14 @@ def check_tensor(operation: str, name: str, tensor: Any) -> None:
     """Raise unless something is one tensor."""
     check_kind(operation, name, tensor, Tensor, "torch.Tensor", "torch.as_tensor")
     if tensor.is_nested:
-        raise TypeError(
-            f"{operation}: {name} must be a dense tensor, got a nested one; pass each of {name}.unbind() by itself"
-        )
+        raise nested(operation, name)
+
+
+def nested(operation: str, name: str) -> TypeError:
+    """Return what to raise where a tensor is nested."""
+    return TypeError(
+        f"{operation}: {name} must be a dense tensor, got a nested one; pass each of {name}.unbind() by itself"
+    )
 
 
 @lru_cache(maxsize=256)
