@@ -147,7 +147,7 @@ def test_weights_of_an_operator_are_made_ready_for_kernels(launches, layout):
     blocks, window, out = whole_numbers((2, 3, 2)), whole_numbers((3, 2)), whole_numbers((5, 4))
     positions = lend(torch.tensor([[0, 0], [3, 2]]))
     want = gpufold.add_blocks(*(each.numpy() for each in (out, blocks, positions)), window=window.numpy())
-    choices = "sum", False, "auto", True, True
+    choices = "sum", False, "auto", True, True, False
     got = torch.ops.gpufold.add_blocks(blocks, UNREADY[layout](window), positions, out, *choices)
     synchronize()
     assert_same_bits(got.numpy(), want)

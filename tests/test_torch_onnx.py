@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from fronts import EVERY, Operation, as_array, named, operation_of, taken
+from fronts import EVERY, FULL, OVER, Operation, as_array, named, operation_of, taken
 from test_torch import Mode, tensors_of
 from test_torch_trace import Model, network
 
@@ -32,6 +32,8 @@ OPERATIONS = [
     Operation("im2col", {"image": (2, 2, 4, 5, 3)}, taken(VOLUME), suffix="-volume"),
     Operation("col2im", {"data": (2, 6, 8)}, FLAT, suffix="-flat"),
     Operation("col2im", {"data": (2, 6, 4)}, {**SIGNAL, "output_size": (9,)}, suffix="-signal"),
+    Operation("array_to_blocks", {"array": (2, 6, 4)}, OVER, FULL, suffix="-over"),
+    Operation("blocks_to_array", {"blocks": (2, 3, 2, 3, 2)}, {"output_shape": (2, 6, 4), **OVER}, suffix="-over"),
 ]  # fmt: skip
 
 
@@ -167,6 +169,17 @@ def test_decompositions_compute_the_same(operation, name):
         assert torch.equal(got, want)
     else:
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", ["array_to_blocks", "blocks_to_array"])
+def test_what_lies_behind_an_array_is_nothing_after_decomposition(name):
+    """Whatever its weight, and however far away."""
+    window = torch.tensor([2.0, torch.inf])
+    given = {"array_to_blocks": (torch.ones(3), (2,)), "blocks_to_array": (torch.ones(2, 2), (3,), (2,))}[name]
+    with Mode() as mode:
+        want = getattr(gpufold.torch, name)(*given, strides=2**40, last="over", window=window)
+    ((operator, arguments),) = [call for call in mode.calls if call[0].namespace == "gpufold"]
+    assert torch.equal(gpufold.torch.decompositions()[operator](*arguments), want)
 
 
 def test_symmetric_sums_are_atens_after_decomposition():

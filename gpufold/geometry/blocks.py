@@ -50,6 +50,11 @@ class BlocksGeometry(OnAxes):
         return BlocksGeometry(self.lead, tuple(axis._replace(size=axis.padded_size, pad_end=0) for axis in self.axes))
 
     @cached_property
+    def hangs_over(self) -> bool:
+        """Whether blocks may hang over the end of an axis: by how much, a compiler may have symbols for."""
+        return any(type(axis.pad_end) is not int or axis.pad_end > 0 for axis in self.axes)
+
+    @cached_property
     def blocks_overlap(self) -> bool:
         """Whether two blocks share an element of the array."""
         return any(axis.stride < axis.kernel and axis.blocks > 1 for axis in self.axes)
@@ -143,7 +148,7 @@ def _block_axes(
 
 def over_the_end(extent: int, block: int, stride: int) -> int:
     """Return how far the last of the blocks that cover an axis hangs over its end."""
-    return max(0, max(0, -(-(extent - block) // stride)) * stride + block - extent)
+    return max(0, -(-(extent - block) // stride)) * stride + block - extent
 
 
 def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import over_the_end
 from gpufold.torch.tensors import is_in_aten, name_of
 from gpufold.weights import counted
 
@@ -55,8 +56,8 @@ def _im2col_by_aten(image: Tensor, *arguments: Any) -> Tensor:
 
 def decomposed(fold: Fold, operation: str, *arguments: Any) -> Tensor:
     """Compute what an operator of gpufold does by those of aten, and its sums of columns by a function."""
-    data, window, _, _, *sizes, reduction, separable, _, _, _ = arguments
-    function = IN_ATEN[operation]
+    data, window, _, _, *sizes, reduction, separable, _, _, _, over = arguments
+    function = partial(IN_ATEN[operation], over=True) if over else IN_ATEN[operation]
     if operation == "average":
         return function(data, window)
     if operation in ("col2im", "blocks_to_array"):
@@ -117,11 +118,22 @@ def _to_image(fold: Fold, data: Tensor, *sizes: Sizes) -> Tensor:
     return fold(data, *sizes) if data.ndim == 3 else fold(data.unsqueeze(0), *sizes).squeeze(0)
 
 
-def _to_array(fold: Fold, blocks: Tensor, shape: Sizes, kernel: Sizes, strides: Sizes) -> Tensor:
+def _to_array(fold: Fold, blocks: Tensor, shape: Sizes, kernel: Sizes, strides: Sizes, over: bool = False) -> Tensor:
     rank, lead = len(kernel), len(shape) - len(kernel)
     columns = blocks.permute(*range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank))
     columns = columns.reshape(-1, prod(kernel), prod(blocks.shape[lead : lead + rank]))
-    return fold(columns, shape[lead:], kernel, strides, [1] * rank, [0] * rank, [0] * rank).reshape(shape)
+    strides, ends = _over_the_ends(shape[lead:], kernel, strides, over)
+    whole = [extent + end for extent, end in zip(shape[lead:], ends, strict=True)]
+    image = fold(columns, whole, kernel, strides, [1] * rank, [0] * rank, [0] * rank).reshape([*shape[:lead], *whole])
+    return image[(..., *map(slice, shape[lead:]))].contiguous() if over else image
+
+
+def _over_the_ends(size: Sizes, kernel: Sizes, strides: Sizes, over: bool) -> tuple[Sizes, Sizes]:
+    """Return strides, and by how much blocks hang over the ends: those behind an axis are zeros at any distance."""
+    if not over:
+        return strides, [0] * len(kernel)
+    strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
+    return strides, [over_the_end(*each) for each in zip(size, kernel, strides, strict=True)]
 
 
 def _to_columns(weigh: Callable[[Tensor, Sizes], Tensor], image: Tensor, kernel: Sizes, *steps: Sizes) -> Tensor:
@@ -133,14 +145,21 @@ def _to_columns(weigh: Callable[[Tensor, Sizes], Tensor], image: Tensor, kernel:
     return weigh(columns.reshape(*image.shape[: lead - 1], image.shape[lead - 1] * prod(kernel), count), kernel)
 
 
-def _to_blocks(weigh: Callable[[Tensor, Sizes], Tensor], array: Tensor, kernel: Sizes, strides: Sizes) -> Tensor:
+def _to_blocks(
+    weigh: Callable[[Tensor, Sizes], Tensor], array: Tensor, kernel: Sizes, strides: Sizes, over: bool = False
+) -> Tensor:
     rank, lead = len(kernel), array.ndim - len(kernel)
-    blocks = _taken(array, kernel, strides, [1] * rank, [0] * rank, [0] * rank)
-    taps, numbers = range(lead, blocks.ndim, 2), range(lead + 1, blocks.ndim, 2)
-    columns = blocks.permute(*range(lead), *taps, *numbers)
+    strides, ends = _over_the_ends(array.shape[lead:], kernel, strides, over)
+    steps = kernel, strides, [1] * rank, [0] * rank, ends
+    blocks = _taken(array, *steps)
+    order = *range(lead), *range(lead, blocks.ndim, 2), *range(lead + 1, blocks.ndim, 2)
+    columns = blocks.permute(order)
     weighed = weigh(columns.reshape(-1, prod(kernel), prod(columns.shape[lead + rank :])), kernel)
-    order = *range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank)
-    return weighed.reshape(columns.shape).permute(order).contiguous()
+    weighed = weighed.reshape(columns.shape)
+    if over:  # zeros have no weight
+        weighed = weighed.where(_taken(torch.ones_like(array, dtype=torch.bool), *steps).permute(order), 0)
+    back = *range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank)
+    return weighed.permute(back).contiguous()
 
 
 def _places(taps: Any, blocks: Any, stride: Any, dilation: Any, device: torch.device) -> Tensor:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gpufold import blocks, calls, outside, sliding, space
 from gpufold.arrays import check_bytes
@@ -55,45 +53,47 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         data = given[0] if given else named.pop(first, None)
         if len(given) > len(places) or not named.keys() <= known:
             raise like.refused()
-        traced = is_traced(data)
-        over = "last" in named and isinstance(named["last"], str) and named["last"] == "over"
-        if over or traced:
-            values = {**defaults, **dict(zip(places[: len(given)], given, strict=True)), **named}
-            if traced and operators.are_known((data,), [values[size] for size in SIZES[name]]):
-                given_dtype = {"dtype": tensors.dtype_given(named["dtype"])} if "dtype" in named else {}
-                call = describe(described(name, first, data), *given[1:], **named | given_dtype)
-                if values.get("window") is not None:
-                    axes_of_window(call, values["window"], "torch.as_tensor")
-            if "mode" in known:
-                word(name, "mode", values["mode"], calls.MODES)
-            if "last" in known and operators.is_integer(block := values.get("block_shape")):
-                values["block_shape"] = operators.per_axis(block, len(values.get("output_shape", data.shape)))
-        if over:
-            if not traced:
-                plain = named | dict.fromkeys(named.keys() & {"dtype"})
-                call = describe(described(name, first, data), *given[1:], **plain)
-                check_bytes(call, call.result_shape, data.element_size())
-                geometry: Any = call.geometry
-                values |= {"block_shape": geometry.block_shape, "strides": [axis.stride for axis in geometry.axes]}
-                values |= {"output_shape": geometry.array_shape} if "output_shape" in known else {}
-            return _over_the_ends(computed, data, {each: values[each] for each in known - {first, "last"}})
-        if traced:
-            if values.get("last", "drop") != "drop" or values.get("fill_value"):
-                raise TypeError(f"{name}: under a compiler, last must be 'drop' or 'over' and fill_value None or 0")
-            sizes = (*[values[each] for each in SIZES[name]],)
-            if "window" not in values:
-                return operators.trace_space(name, data, sizes, values["variant"])
-            choices = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
-            if operators.is_integer(values[axes_by]):
-                sequence(name, axes_by, int(values[axes_by]))  # raises
-            rank = len(values[axes_by])
-            dtype, fills = values.get("dtype"), values.get("fill_value") is not None
-            return operators.trace(name, (data, values["window"]), sizes, rank, choices, dtype, fills)
-        if "dtype" in named:
-            named["dtype"] = tensors.dtype_given(named["dtype"])
-        call = describe(described(name, first, data), *given[1:], **named)
+        if is_traced(data):
+            return recorded(data, given[1:], named)
+        call = call_of(data, given[1:], named)
+        if call.fusion.mode != "constant":
+            check_bytes(call, call.result_shape, call.element.itemsize)
+            mode, (call, margins) = call.fusion.mode, call.extended
+            data = _extended(data, margins, mode)
         result = compute(call, data, named.get("window"))
         return filled(call.geometry, result, named["fill_value"]) if "fill_value" in named else result
+
+    def call_of(data: Tensor, given: tuple[Any, ...], named: dict[str, Any]) -> calls.Call:
+        if "dtype" in named:
+            named = named | {"dtype": tensors.dtype_given(named["dtype"])}
+        return describe(described(name, first, data), *given, **named)
+
+    def recorded(data: Tensor, given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """Call the operator of the name; sizes may be symbols."""
+        values = {**defaults, **dict(zip(places[1:], given, strict=False)), **named}
+        if operators.are_known((data,), [values[size] for size in SIZES[name]]):
+            call = call_of(data, given, named)
+            if values.get("window") is not None:
+                axes_of_window(call, values["window"], "torch.as_tensor")
+        if values.get("last", "drop") not in ("drop", "over") or values.get("fill_value"):
+            raise TypeError(f"{name}: under a compiler, last must be 'drop' or 'over' and fill_value None or 0")
+        over = values.get("last") == "over"
+        mode = word(name, "mode", values["mode"], calls.MODES) if "mode" in known else "constant"
+        if "last" in known and operators.is_integer(block := values["block_shape"]):
+            values["block_shape"] = operators.per_axis(block, len(values.get("output_shape", data.shape)))
+        if over and mode != "constant":
+            block, over = values["block_shape"], False
+            strides = operators.per_axis(values["strides"], len(block))
+            axes = zip(data.shape[data.ndim - len(block) :], block, strides, strict=True)
+            data = _extended(data, [(0, over_the_end(*each)) for each in axes], mode)
+        sizes = (*[values[each] for each in SIZES[name]],)
+        if "window" not in values:
+            return operators.trace_space(name, data, sizes, values["variant"])
+        choices = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
+        if operators.is_integer(values[axes_by]):
+            sequence(name, axes_by, int(values[axes_by]))  # raises
+        rank, dtype, fills = len(values[axes_by]), values.get("dtype"), values.get("fill_value") is not None
+        return operators.trace(name, (data, values["window"]), sizes, rank, choices, dtype, filled=fills, over=over)
 
     computed.__doc__ = example
     like.dress(computed, SAID)
@@ -101,41 +101,11 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
     return taken  # type: ignore[no-any-return]
 
 
-def _over_the_ends(function: Any, data: Tensor, given: dict[str, Any]) -> Tensor:
-    """Compute a call of blocks that hang over an array by one on an array that ends with them; sizes may be symbols."""
-    takes, block = "output_shape" not in given, given["block_shape"]
-    shape = data.shape if takes else given.pop("output_shape")
-    lead, strides = len(shape) - len(block), operators.per_axis(given["strides"], len(block))
-    size, mode = shape[lead:], given.pop("mode", "constant")
-    if mode == "constant":  # where a stride is longer than an axis, blocks behind its end hold zeros at any distance
-        strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
-    given["strides"] = strides
-    margins = [0] * lead + [over_the_end(*each) for each in zip(size, block, strides, strict=True)]
-    result: Tensor
-    if takes:
-        tensors.check_read("array_to_blocks", array=data)
-        if mode == "constant":
-            data = pad(data, [*chain.from_iterable((0, margin) for margin in reversed(margins))])
-        else:
-            data = extended(
-                torch, partial(torch.arange, device=data.device), data, [(0, each) for each in margins], mode
-            )
-        result = function(data, **given)
-        return (
-            _zero_beyond(result, size, block, strides) if mode == "constant" and given["window"] is not None else result
-        )
-    result = function(data, [extent + margin for extent, margin in zip(shape, margins, strict=True)], **given)
-    return result[tuple([slice(None, extent) for extent in shape])].contiguous()
-
-
-def _zero_beyond(blocks: Tensor, size: Any, block: Any, strides: Any) -> Tensor:
-    """Return blocks whose elements beyond the ends are zeros, whatever they were multiplied by."""
-    for before, (extent, side, stride) in enumerate(zip(size, block, strides, strict=True)):
-        count, after = blocks.shape[before - 2 * len(block)], len(block) - 1 - before
-        begins, taps = (torch.arange(number, device=blocks.device) for number in (count, side))
-        outside = stride * begins[:, None] + taps >= extent
-        blocks = blocks.masked_fill(outside.reshape(count, *(1,) * (len(block) - 1), side, *(1,) * after), 0)
-    return blocks
+def _extended(array: Tensor, margins: Any, mode: str) -> Tensor:
+    """Return an array that goes on as far as blocks hang over its ends, which may be symbols."""
+    tensors.check_read("array_to_blocks", array=array)
+    result: Tensor = extended(torch, partial(torch.arange, device=array.device), array, margins, mode)
+    return result
 
 
 col2im = on_tensors(

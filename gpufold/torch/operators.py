@@ -1,9 +1,10 @@
 """The operators of torch's library, which compilers trace: opaque, so that results have the bits of eager calls.
 
-Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic, filled)`. A window is
-joined to one tensor (see `gpufold.torch.rules.joined`) or what an average divides by, and `out` is what add_blocks adds
-to, which stays as it is. Take_blocks has its mode in the reduction's place. What no block covers is zero in an average
-that is `filled`, and an error in others, said as soon as the sizes are integers.
+Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic, filled, over)`. A
+window is joined to one tensor (see `gpufold.torch.rules.joined`) or what an average divides by, and `out` is what
+add_blocks adds to, which stays as it is. Take_blocks has its mode in the reduction's place. What no block covers is
+zero in an average that is `filled`, and an error in others, said as soon as the sizes are integers. Blocks of an array
+hang `over` its ends, or do not.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ SIZES = {
 OUT_DTYPE = "array must have the result's dtype"
 """What is said where it has another."""
 
-Tail: TypeAlias = tuple[str, bool, str, bool, bool]
-PLAINLY: Tail = ("sum", False, "auto", True, True)
+Tail: TypeAlias = tuple[str, bool, str, bool, bool, bool]
+PLAINLY: Tail = ("sum", False, "auto", True, True, False)
 """What comes after the sizes of an operator, and that of a sum or a move without more."""
 
 INTEGER, FLOAT = (int, torch.SymInt, np.integer), (float, torch.SymFloat)
@@ -62,7 +63,7 @@ _library = torch.library.Library("gpufold", "DEF")
 
 def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     """Describe a call of an operator; sizes may be symbols."""
-    data, window, positions, out, *sizes, reduction, separable, variant, deterministic, filled = arguments
+    data, window, positions, out, *sizes, reduction, separable, variant, deterministic, filled, over = arguments
     name = OPERATIONS[operation].data
     dtype = tensors.Dtype(name_of(data.dtype))
     if out is not None and out.dtype != data.dtype:
@@ -78,7 +79,7 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     known = all(type(number) is int for numbers in integers for number in numbers)
     if not known:
         check = check.__wrapped__
-    geometry = check(*integers)
+    geometry = check(*integers, over) if over else check(*integers)
     fusion = Fusion(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
     call = Call(operation, geometry, dtype.name, fusion, variant, deterministic, filled=filled or known)
@@ -128,7 +129,7 @@ def _define(operation: str) -> None:
     reduction = "mode" if operation == "take_blocks" else "reduction"
     schema = (
         f"{operation}(Tensor data, Tensor? window, Tensor? positions, Tensor? out, {sizes}str {reduction}, "
-        f"bool separable, str variant, bool deterministic, bool filled) -> Tensor"
+        f"bool separable, str variant, bool deterministic, bool filled, bool over) -> Tensor"
     )
     name = f"gpufold::{operation}"
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -166,6 +167,7 @@ def trace(
     choices: tuple[str, str, bool],
     dtype: Any = None,
     filled: bool = True,
+    over: bool = False,
 ) -> Tensor:
     """Call an operator with (data, window[, positions, out]) and sizes of that many axes, as they are given.
 
@@ -209,7 +211,7 @@ def trace(
     if not (is_compiling() or is_tracing()):
         sizes = (*map(partial(checked_size, operation), SIZES[operation], sizes),)
     lists = [per_axis(value, rank) for value in sizes]
-    tail = reduction, separable, variant, bool(deterministic), filled
+    tail = reduction, separable, variant, bool(deterministic), filled, over
     arguments = data, window, positions, out, *lists, *tail
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
         if is_tracing():

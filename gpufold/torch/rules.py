@@ -98,6 +98,7 @@ def operator(call: Call, data: Tensor, window: Tensor | None, positions: Tensor 
         call.variant,
         call.deterministic,
         call.filled,
+        isinstance(call.geometry, BlocksGeometry) and call.geometry.hangs_over,
     )
     return result
 
