@@ -515,6 +515,15 @@ def test_weights_are_added_in_the_same_pass(on, name, window):
         assert_same_bits(as_array(weight), arrays[1])
 
 
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+def test_weights_stay_as_they_are_where_sums_have_no_elements(traced, learns):
+    weight, blocks = torch.zeros(5, 4), torch.ones(4, 0, 3, 2, requires_grad=learns)
+    with Mode() if traced else nullcontext():
+        gpufold.torch.add_blocks_(torch.zeros(0, 5, 4), blocks, PLACES, weight_out=weight)
+    assert not weight.any()
+
+
 def test_autograd_sees_what_is_added_in_place():
     out = torch.ones(5, 4, requires_grad=True)
     squared = out.clone()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import c_char
-from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from typing import Any, TypeAlias
@@ -25,7 +24,7 @@ from gpufold import extras, threads
 from gpufold.arrays import bounds_of, check_bytes
 from gpufold.calls import PLAIN, Call
 from gpufold.compute import launcher, run
-from gpufold.geometry import PositionsGeometry, SlidingGeometry
+from gpufold.geometry import SlidingGeometry
 from gpufold.gpu import tuning
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.torch.guards import Guards, seen_of
@@ -38,7 +37,6 @@ from gpufold.torch.tensors import (
     check_written,
     checked_positions,
     checked_window,
-    counted_sums,
     has_gradient,
     in_bytes,
     is_in_aten,
@@ -96,16 +94,13 @@ def compute(
     return execute(call, data, axes, positions, out, guards)
 
 
-def compute_in_place(
-    differentiate: Differentiate,
-    call: Call,
-    out: Tensor,
-    blocks: Tensor,
-    window: Any,
-    positions: Tensor,
-    weight_out: Tensor | None,
-) -> Tensor:
-    """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
+def add_in_place(
+    call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor, weight_out: Tensor | None
+) -> bool:
+    """Add blocks into a tensor, and their weights into another; return False where new tensors are to be made first.
+
+    That is where gradients or transforms are under way, or the values of a tensor are not in memory as they are.
+    """
     axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
     given = (*written, blocks, positions, *axes)
     seen = seen_of(call, True)
@@ -124,38 +119,20 @@ def compute_in_place(
             check_apart("weight_out", weight_out, "array", out)
         lazy = any([resolved(tensor) is not tensor for tensor in written])
         if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
-            plain = call._replace(fusion=call.fusion._replace(weight_out=False))
-            if weight_out is not None and window is not None:
-                plain = plain._replace(fusion=plain.fusion._replace(window="full"))
-                window = counted_sums("add_blocks_", axes, axes[0].dtype)
-            sums, new_weights = compute(differentiate, plain, blocks, window, positions, out), None
-            if weight_out is not None and out.numel() and blocks.numel():
-                new_weights = with_weights(differentiate, plain, weight_out, window, positions)
-            return written_over(out, sums, weight_out, new_weights)
+            return False
         blocks = resolved(blocks)
         guards = seen.see(given, (*written, blocks, positions, *axes))
     execute_into(call, (blocks, out, axes, positions, weight_out), guards)
     count_write(out)
     if weight_out is not None:
         count_write(weight_out)
-    return out
+    return True
 
 
 def count_write(tensor: Tensor) -> None:
     """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
     if not tensor.is_inference():
         increment_version(tensor)
-
-
-def with_weights(
-    differentiate: Differentiate, call: Call, weight_out: Tensor, window: Any, positions: Tensor
-) -> Tensor:
-    """Return weights with a window, or one, added at the positions of blocks."""
-    geometry = call.geometry
-    assert isinstance(geometry, PositionsGeometry)
-    ones = weight_out.new_ones(()).expand(geometry.count, *geometry.block_shape)
-    call = call._replace(geometry=replace(geometry, lead=()), dtype=call.element.weight, source="")
-    return compute(differentiate, call, ones, window, positions, weight_out)
 
 
 def written_over(out: Tensor, sums: Tensor, weight_out: Tensor | None, weights: Tensor | None) -> Tensor:

@@ -26,10 +26,7 @@ from gpufold.torch.tensors import described, is_traced
 from gpufold.weights import least_weight, of_elements
 from gpufold.windows import axes_of_window, check_block_weights
 
-compute, compute_in_place = (
-    partial(executing.compute, differentiate),
-    partial(executing.compute_in_place, differentiate),
-)
+compute = partial(executing.compute, differentiate)
 
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
@@ -235,33 +232,35 @@ def add_blocks_(
     Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. With gradients this
     is ``array.copy_(add_blocks(array, ...))`` and allocates a tensor. A window's gradient includes `weight_out`.
     """
+    options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
     if weights is not None or is_traced(array, blocks):
-        options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
         positions = operators.as_positions("add_blocks_", positions, array)
         _check_addition("add_blocks_", array, blocks, positions, window, weight_out, **options)
-        sums, ones, of_weights = array, None, None
-        if weight_out is not None:
-            tensors.check_tensor("add_blocks_", "weight_out", weight_out)
-            calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
+    else:
+        into, given, positions = _described_addition("add_blocks_", array, blocks, positions)
+        of_weights = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
+        call = calls.add_blocks(into, given, positions, window, weight_out=of_weights, **options)
+        if executing.add_in_place(call, array, blocks, window, positions, weight_out):
+            return array
+    array, weight_out = tensors.alive(array), tensors.alive(weight_out)
+    sums, ones, new_weights = array, None, None
+    if weight_out is not None:
+        tensors.check_tensor("add_blocks_", "weight_out", weight_out)
+        calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
+        if weights is not None or array.numel():
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
-        if weights is not None:
-            summed = ones is not None
-            blocks, each, positions = _weighed("add_blocks_", array, blocks, positions, window, weights, summed)
-            sums, window = array.to(blocks.dtype), None
-            if ones is not None:
-                ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
-        elif ones is not None and window is not None:
-            window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), ones.dtype)
-        sums = add_blocks(sums, blocks, positions, window=window, **options).to(array.dtype)
-        if weight_out is not None and ones is not None:
-            of_weights = add_blocks(weight_out, ones, positions, window=window, **options)
-        return executing.written_over(array, sums, weight_out, of_weights)
-    into, given, places = _described_addition("add_blocks_", array, blocks, positions)
-    described_sums = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
-    call = calls.add_blocks(
-        into, given, places, window, weight_out=described_sums, variant=variant, deterministic=deterministic
-    )
-    return compute_in_place(call, array, blocks, window, places, weight_out)
+    if weights is not None:
+        summed = ones is not None
+        blocks, each, positions = _weighed("add_blocks_", array, blocks, positions, window, weights, summed)
+        sums, window = array.to(blocks.dtype), None
+        if ones is not None:
+            ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
+    elif ones is not None and window is not None:
+        window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), ones.dtype)
+    sums = add_blocks(sums, blocks, positions, window=window, **options).to(array.dtype)
+    if weight_out is not None and ones is not None:
+        new_weights = add_blocks(weight_out, ones, positions, window=window, **options)
+    return executing.written_over(array, sums, weight_out, new_weights)
 
 
 def _weighed(
