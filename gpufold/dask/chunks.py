@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import wraps
 from itertools import accumulate, pairwise
 from math import inf, prod
+from operator import getitem
 from types import ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -304,6 +305,31 @@ def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) ->
     for start, stop in pairwise((*starts.tolist(), len(pair))):
         part, *chunk = map(int, np.unravel_index(pair[start], shape))
         yield part, tuple(chunk), block[start:stop]
+
+
+def add_pieces(
+    graph: dict[Any, Any], name: str, call: Call, blocks: Any, positions: Any, cut: Chunks
+) -> Iterator[tuple[Size, list[Any], list[Any], list[Any]]]:
+    """Add to a graph tasks that take the blocks which meet a chunk out of their parts.
+
+    Yield of every chunk of the array its index, the tasks' keys, and where in it the blocks of each lie, by number.
+    """
+    geometry = geometry_of(call, PositionsGeometry)
+    lead, whole_blocks = len(geometry.lead), (0,) * len(geometry.size)
+    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
+    found: dict[Size, list[tuple[int, Any]]] = {}
+    for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
+        found.setdefault(chunk, []).append((part, numbers))
+    for chunk in np.ndindex(*map(len, cut[lead:])):
+        met, begin = found.get(chunk, []), [along.start for along in box_of(pixels, chunk)]
+        chosen = [numbers for _, numbers in met]
+        places = [positions[numbers] - begin for numbers in chosen]
+        in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
+        for planes in np.ndindex(*map(len, cut[:lead])):
+            pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
+            for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
+                graph[piece] = (getitem, (blocks.name, part, *planes, *whole_blocks), numbers)
+            yield (*planes, *chunk), pieces, places, chosen
 
 
 def box_of(spans: Sequence[Sequence[range]], chunk: Size) -> list[range]:

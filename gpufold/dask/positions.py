@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from operator import getitem
 from typing import Any
 
 import dask.array as da
@@ -17,6 +16,7 @@ from gpufold.arrays import check_library, device_of, library_of, result_dtype
 from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import (
+    add_pieces,
     box_of,
     checked,
     cut_axes,
@@ -79,23 +79,11 @@ def add_blocks(
     blocks = blocks.rechunk({**dict(enumerate(array.chunks[:lead], 1)), **whole})
     by_block = None if weights is None else _weights_of_blocks(call, blocks, weights)
     name = f"add_blocks-{tokenize(call, array, blocks, positions, factors, by_block)}"
-    graph: dict[Any, Any] = {(name, *index): (array.name, *index) for index in np.ndindex(*array.numblocks)}
-    found: dict[Size, list[tuple[int, Any]]] = {}
-    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
-    for part, chunk, numbers in meetings(call, positions, parts, array.chunks[lead:]):
-        found.setdefault(chunk, []).append((part, numbers))
-    for chunk, met in found.items():
-        begin = [along.start for along in box_of(pixels, chunk)]
-        chosen = [numbers for _, numbers in met]
-        places = [positions[numbers] - begin for numbers in chosen]
-        work = partial(_add_chunk, call=call, positions=places, numbers=chosen)
-        in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
-        for planes in np.ndindex(*array.numblocks[:lead]):
-            pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
-            for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
-                graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
-            keys = key_of(factors), key_of(by_block)
-            graph[name, *planes, *chunk] = (work, (array.name, *planes, *chunk), pieces, *keys)
+    graph: dict[Any, Any] = {}
+    for index, pieces, places, numbers in add_pieces(graph, name, call, blocks, positions, array.chunks):
+        work = partial(_add_chunk, call=call, positions=places, numbers=numbers)
+        chunk = (array.name, *index)
+        graph[name, *index] = (work, chunk, pieces, key_of(factors), key_of(by_block)) if pieces else chunk
     return new_array(name, graph, (array, blocks, factors, by_block), array.chunks, np.dtype(call.dtype))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from operator import getitem
 from typing import Any
 
 import dask.array as da
@@ -13,15 +12,13 @@ from dask.base import tokenize
 from gpufold.arrays import check_bytes, library_of
 from gpufold.calls import REDUCTIONS, Call, Reduction
 from gpufold.dask.chunks import (
-    box_of,
+    add_pieces,
     cut_axes,
     key_of,
     known_array,
     known_positions,
-    meetings,
     near_positions,
     new_array,
-    spans_of,
     weights_of,
 )
 from gpufold.elements import check_dtype, name_of, stitched_dtype
@@ -76,26 +73,14 @@ def stitch(
     cut = cut_axes(call, chunks, axes, blocks.chunks[1 : 1 + lead], shape, dtype)
     blocks = blocks.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
     name = f"stitch-{tokenize(call, blocks, positions, weights, reduction, cut)}"
-    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
-    found: dict[Size, list[tuple[int, Any]]] = {}
-    for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
-        found.setdefault(chunk, []).append((part, numbers))
     graph: dict[Any, Any] = {}
-    for chunk in np.ndindex(*map(len, cut[lead:])):
-        met, box = found.get(chunk, []), box_of(pixels, chunk)
-        begin, size = [along.start for along in box], tuple(map(len, box))
-        places = [positions[numbers] - begin for _, numbers in met]
-        in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
-        for planes in np.ndindex(*map(len, cut[:lead])):
-            extents = (*(cut[axis][at] for axis, at in enumerate(planes)), *size)
-            if not met:
-                graph[name, *planes, *chunk] = (partial(np.zeros_like, blocks._meta, dtype, shape=extents),)
-                continue
-            pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
-            for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
-                graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
+    for index, pieces, places, _ in add_pieces(graph, name, call, blocks, positions, cut):
+        extents = tuple([sizes[at] for sizes, at in zip(cut, index, strict=True)])
+        if pieces:
             work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
-            graph[name, *planes, *chunk] = (work, pieces, key_of(weights))
+            graph[name, *index] = (work, pieces, key_of(weights))
+        else:
+            graph[name, *index] = (partial(np.zeros_like, blocks._meta, dtype, shape=extents),)
     return new_array(name, graph, (blocks, weights), cut, dtype)
 
 
