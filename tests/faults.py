@@ -209,7 +209,7 @@ FAULTS = (
           """        first = np.searchsorted(ends, begin, "right")""",
           """        first = np.searchsorted(ends, begin, "left")""",
           DASK + "a_chunk_depends_on_what_reaches_it_and_on_nothing_else[add_blocks----]"),
-    Fault("blocks at a seam given to one side only", "gpufold/dask/chunks.py",
+    Fault("blocks at a seam given to one side only", "gpufold/dask/sliding.py",
           "[axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]\n        for axis, sizes in zip(axes,",
           "[axis.section(span.start + axis.stride, span.stop)[1] for span in spans_of(sizes)]\n"
         "        for axis, sizes in zip(axes,",

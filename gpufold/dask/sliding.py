@@ -1,33 +1,30 @@
-"""Sliding blocks: `col2im`, `im2col`, `blocks_to_array` and `array_to_blocks`."""
+"""Sliding blocks: `col2im`, `im2col`, `blocks_to_array` and `array_to_blocks`.
+
+A chunk of a result is made from one piece of the input, and pieces overlap where seams do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 import dask.array as da
 import numpy as np
 
 from gpufold import blocks, sliding
-from gpufold.arrays import library_of
+from gpufold.arrays import library_of, result_dtype
 from gpufold.calls import Call, Reduction, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import (
     Chunks,
     axes_of,
     cut_result,
-    each_chunk,
-    gather,
     geometry_of,
     known_array,
     lazily,
-    over,
-    pixels_under,
-    reach,
     spans_of,
-    under,
     whole,
     zeros,
 )
@@ -162,10 +159,62 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
     return unfold(call, array, spans, cut, weights, new_axis=list(range(lead + rank, lead + 2 * rank)))
 
 
+# ---------------------------------------------------------------------------------------------
+# Chunks from pieces
+
+
+def gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
+    """Return an array with one chunk per range along each axis from `first` on; where ranges overlap it repeats itself.
+
+    An empty range gets the element next to it, which its chunk of the result does not look at: dask drops chunks
+    without elements.
+    """
+    chunks = {}
+    for axis, ranges in enumerate(pieces, first):
+        size, lead = array.shape[axis], (slice(None),) * axis
+        some = [span or range(start := min(span.start, size - 1), start + 1) for span in ranges]
+        array = da.concatenate([array[(*lead, slice(span.start, span.stop))] for span in some], axis)
+        chunks[axis] = tuple(map(len, some))
+    return array.rechunk(chunks, threshold=inf, method="tasks")  # in one step: only neighbours are merged
+
+
+def under(axis: Axis, blocks: range) -> tuple[Axis, range]:
+    """Return the pixels under consecutive blocks, maybe none, and the axis of them alone."""
+    start = axis.pixel(blocks[0], 0)
+    stop = axis.pixel(blocks[-1], 0) + axis.dilated_kernel
+    first, last = min(max(start, 0), axis.size), min(max(stop, 0), axis.size)
+    return Axis(last - first, axis.kernel, axis.stride, axis.dilation, first - start, stop - last), range(first, last)
+
+
+def over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
+    """Return the pixels of [start, stop) from the first to the last that blocks reach, and the axis of them alone.
+
+    The slice counts from `start`. Without pixels that no block reaches at either end, no pad is negative.
+    """
+    blocks = axis.section(start, stop)[1]
+    if not blocks:
+        return Axis(0, axis.kernel, axis.stride, axis.dilation, 0, 0), slice(0)
+    first = max(start, axis.pixel(blocks[0], 0))
+    last = min(stop, axis.pixel(blocks[-1], 0) + axis.dilated_kernel)
+    return axis.section(first, last)[0], slice(first - start, last - start)
+
+
+def each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> da.Array:
+    """Compute every chunk of a result from the piece in its place."""
+    dtype = result_dtype(call, pieces.dtype)
+    meta = da.utils.meta_from_array(pieces._meta, len(cut), dtype)
+    array: da.Array = pieces.map_blocks(work, token=call.operation, chunks=cut, dtype=dtype, meta=meta, **options)
+    return array
+
+
 def fold(call: Call, blocks: Any, first: int, taps: list[int], cut: Chunks, weights: Any = None) -> da.Array:
     """Put together blocks that are counted along the axes from `first` on; the axes of their taps are those named."""
     axes = axes_of(call)
-    pieces = gather(blocks, first, reach(axes, cut[-len(axes) :]))
+    reached = [
+        [axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]
+        for axis, sizes in zip(axes, cut[-len(axes) :], strict=True)
+    ]
+    pieces = gather(blocks, first, reached)
     return each_chunk(call, partial(_fold_chunk, call=call), pieces, cut, weights=weights, drop_axis=taps)
 
 
@@ -205,7 +254,8 @@ def unfold(
 ) -> da.Array:
     """Take blocks apart along each axis as the spans say; the axes that this drops or makes are those named."""
     axes = axes_of(call)
-    pieces = gather(image, image.ndim - len(axes), pixels_under(axes, spans))
+    pixels = [[under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
+    pieces = gather(image, image.ndim - len(axes), pixels)
     return each_chunk(call, partial(_unfold_chunk, call=call), pieces, cut, weights=weights, **changed)
 
 
