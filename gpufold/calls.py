@@ -232,7 +232,7 @@ def blocks_to_array(
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
-    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
+    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last=last)
     call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
     return _averaged(call, "blocks", dtype, fill_value)
 
@@ -249,7 +249,7 @@ def array_to_blocks(
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
     dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
-    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides, last)
+    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides, last=last)
     mode = check_mode("array_to_blocks", geometry, mode)
     if mode != "constant" and any(axis.pad_end for axis in geometry.axes):
         fusion = fusion._replace(mode=mode)
@@ -323,7 +323,8 @@ def take_blocks(
 ) -> Call:
     """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
     dtype, fusion = checked("take_blocks", "array", array.dtype, kind_of(window))
-    geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
+    block = sizes.as_integers("take_blocks", "block_shape", block_shape)
+    geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block)
     mode = check_mode("take_blocks", geometry, mode)
     if mode in BY_INDEX and variant != "auto":
         raise Unsupported(f"take_blocks: mode {mode!r} gathers by index and has no kernel, got variant {variant!r}")

@@ -17,10 +17,8 @@ from typing import TypeAlias
 from gpufold.geometry.axes import Axis
 from gpufold.geometry.blocks import (
     BlocksGeometry,
-    array_geometry,
     array_to_blocks_geometry,
     blocks_as_columns,
-    blocks_geometry,
     blocks_to_array_geometry,
     merged_axes,
     over_the_end,
@@ -33,26 +31,20 @@ from gpufold.geometry.placed import (
     add_blocks_geometry,
     average_geometry,
     take_blocks_geometry,
-    taken_geometry,
 )
 from gpufold.geometry.sliding import (
     SlidingGeometry,
     col2im_geometry,
-    columns_geometry,
     im2col_geometry,
-    image_geometry,
 )
 from gpufold.geometry.space import (
     SpaceGeometry,
-    batch_geometry,
     batch_to_space_geometry,
-    space_geometry,
     space_to_batch_geometry,
 )
 
 __all__ = [
     "ENDLESS",
-    "GEOMETRIES",
     "AverageGeometry",
     "Axis",
     "BlocksGeometry",
@@ -88,20 +80,3 @@ __all__ = [
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry
 """What a call becomes."""
-
-GEOMETRIES = {
-    "col2im": columns_geometry,
-    "im2col": image_geometry,
-    "blocks_to_array": blocks_geometry,
-    "array_to_blocks": array_geometry,
-    "add_blocks": add_blocks_geometry,
-    "take_blocks": taken_geometry,
-    "average": average_geometry,
-    "batch_to_space": batch_geometry,
-    "space_to_batch": space_geometry,
-}
-"""The checks of each operation, once its sizes are ints or tuples of them.
-
-They cache what they return, by arguments that can be hashed; the symbols that a compiler has for sizes cannot, and are
-for the function that each wraps, `GEOMETRIES[operation].__wrapped__`.
-"""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.grids import LAST_BLOCKS
 from gpufold.geometry.integers import (
     PerAxis,
     Size,
-    are_integers,
-    as_integers,
     check_at_least,
     check_axes,
+    check_of_sizes,
     expand,
     sequence,
     whole_shape,
@@ -110,11 +108,11 @@ def blocks_as_columns(
     return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
-def _hangs_over(operation: str, last: object) -> bool:
+def _hangs_over(operation: str, name: str, last: object, _: Size) -> bool:
     """Return whether blocks at multiples of the strides may hang over the end of an axis."""
     if type(last) is str and last == "drop":
         return False
-    if word(operation, "last", last, LAST_BLOCKS) in ("over", "drop"):
+    if word(operation, name, last, LAST_BLOCKS) in ("over", "drop"):
         return last == "over"
     raise ValueError(
         f"{operation}: last must be 'drop' or 'over' for blocks at multiples of the strides, got {last!r}; "
@@ -158,38 +156,15 @@ def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:
     return sequence(operation, "block_shape", block_shape)
 
 
-def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any, last: object = "drop") -> BlocksGeometry:
-    """Check the sizes of an array_to_blocks call, whose array is given.
+@check_of_sizes(last=_hangs_over)
+def array_to_blocks_geometry(
+    array_shape: Size, block_shape: PerAxis, strides: PerAxis, *, last: bool = False
+) -> BlocksGeometry:
+    """Check the sizes of an array_to_blocks call, whose array is given; its `last` blocks may hang over the ends.
 
     >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
     (2, 7, 5, 4, 4)
     """
-    operation = "array_to_blocks"
-    if not are_integers(block_shape, strides):
-        block_shape = as_integers(operation, "block_shape", block_shape)
-        strides = as_integers(operation, "strides", strides)
-    return array_geometry(shape, block_shape, strides, _hangs_over(operation, last))
-
-
-def blocks_to_array_geometry(
-    shape: Size, output_shape: Any, block_shape: Any, strides: Any, last: object = "drop"
-) -> BlocksGeometry:
-    """Check the sizes of a blocks_to_array call, whose blocks are given.
-
-    >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
-    (7, 5)
-    """
-    operation = "blocks_to_array"
-    if not are_integers(output_shape, block_shape, strides):
-        output_shape = as_integers(operation, "output_shape", output_shape)
-        block_shape = as_integers(operation, "block_shape", block_shape)
-        strides = as_integers(operation, "strides", strides)
-    return blocks_geometry(shape, output_shape, block_shape, strides, _hangs_over(operation, last))
-
-
-@lru_cache(maxsize=256)
-def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis, over: bool = False) -> BlocksGeometry:
-    """Check an array_to_blocks call, whose sizes are integers."""
     operation = "array_to_blocks"
     block_shape = _block_shape(operation, block_shape, len(array_shape))
     rank = len(block_shape)
@@ -198,15 +173,19 @@ def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis, ov
             f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
             f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
         )
-    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size", over)
+    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size", last)
     return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
 
 
-@lru_cache(maxsize=256)
-def blocks_geometry(
-    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, over: bool = False
+@check_of_sizes(last=_hangs_over)
+def blocks_to_array_geometry(
+    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, *, last: bool = False
 ) -> BlocksGeometry:
-    """Check a blocks_to_array call, whose sizes are integers."""
+    """Check the sizes of a blocks_to_array call, whose blocks are given; the `last` ones may hang over the ends.
+
+    >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
+    (7, 5)
+    """
     operation = "blocks_to_array"
     output_shape = whole_shape(operation, "output_shape", output_shape)
     block_shape = _block_shape(operation, block_shape, len(output_shape))
@@ -217,7 +196,7 @@ def blocks_geometry(
             f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
         )
     check_at_least(operation, "output_shape", output_shape, 0)
-    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape", over)
+    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape", last)
     geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
     if blocks_shape != geometry.blocks_shape:
         lead, size = blocks_shape[: max(0, len(blocks_shape) - 2 * rank)], output_shape[-rank:]
@@ -229,6 +208,6 @@ def blocks_geometry(
         raise ValueError(
             f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
             f"output_shape={output_shape}, block_shape={block_shape}, "
-            f"strides={tuple(axis.stride for axis in axes)}{over * ', last=over'}, got shape {blocks_shape}"
+            f"strides={tuple(axis.stride for axis in axes)}{last * ', last=over'}, got shape {blocks_shape}"
         )
     return geometry

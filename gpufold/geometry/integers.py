@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, wraps
+from inspect import signature
 from itertools import islice
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,8 @@ PerAxis: TypeAlias = "int | Size"
 
 MOST_AXES = 64
 """Of an array, in NumPy."""
+
+GeometryT = TypeVar("GeometryT")
 
 
 def as_integers(operation: str, name: str, value: object) -> PerAxis:
@@ -62,7 +66,7 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     return integers
 
 
-def are_integers(*values: object) -> bool:
+def _are_integers(values: Iterable[object]) -> bool:
     """Return whether values are ints or tuples of ints already, as nearly all are: one loop knows that soonest."""
     for value in values:
         if type(value) is not int:
@@ -72,6 +76,35 @@ def are_integers(*values: object) -> bool:
                 if type(item) is not int:
                     return False
     return True
+
+
+def check_of_sizes(**others: Callable[..., Any]) -> Callable[[Callable[..., GeometryT]], Callable[..., GeometryT]]:
+    """Return a decorator for a check of an array's shape and of sizes, which takes these as callers give them.
+
+    What is no size has a function of its own, of (operation, name, value, shape). Results are cached; the symbols that
+    a compiler has for sizes cannot be hashed: they are for the check itself, `__wrapped__`.
+    """
+
+    def decorate(check: Callable[..., GeometryT]) -> Callable[..., GeometryT]:
+        operation, (_, *names) = check.__name__.removesuffix("_geometry"), signature(check).parameters
+        known = lru_cache(maxsize=256)(check)
+
+        def converted(shape: Size, name: str, value: object) -> Any:
+            other = others.get(name)
+            return other(operation, name, value, shape) if other else as_integers(operation, name, value)
+
+        @wraps(check)
+        def geometry(shape: Size, *given: Any, **named: Any) -> GeometryT:
+            if not _are_integers(given):
+                pairs = zip(names, given, strict=False)
+                given = tuple([each if type(each) is int else converted(shape, name, each) for name, each in pairs])
+            for name, value in named.items():
+                named[name] = converted(shape, name, value)
+            return known(shape, *given, **named)
+
+        return geometry
+
+    return decorate
 
 
 def as_count(operation: str, name: str, value: object) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from gpufold.geometry.axes import hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand
+from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, expand
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,13 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
 
 
-def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: Any) -> PositionsGeometry:
-    """Check the sizes of a take_blocks call.
+@lru_cache(maxsize=256)
+def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
+    """Check the sizes of a take_blocks call, those of a block as integers.
 
     >>> take_blocks_geometry((3, 100, 200), (7, 2), (8, 9)).blocks_shape
     (7, 3, 8, 9)
     """
-    return taken_geometry(array_shape, positions_shape, as_integers("take_blocks", "block_shape", block_shape))
-
-
-@lru_cache(maxsize=256)
-def taken_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
-    """Check a take_blocks call, whose sizes are integers."""
     operation = "take_blocks"
     count, rank = _positions_shape(operation, positions_shape)
     lead = _leading_axes(operation, "array", array_shape, positions_shape)

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
-from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
-from gpufold.geometry.integers import (
-    PerAxis,
-    Size,
-    are_integers,
-    as_integers,
-    check_at_least,
-    check_axes,
-    expand,
-    sequence,
-)
+from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, check_of_sizes, expand, sequence
 
 SPATIAL = "spatial axis"
 MOST_CHANNELS = 4
@@ -66,11 +56,12 @@ class SlidingGeometry(OnAxes):
 
 
 def _sliding_axes(
-    operation: str, size: Size, size_name: str, rank_name: str, given: dict[str, PerAxis], image_shape: Size = ()
+    operation: str, size: Size, size_name: str, rank_name: str, given: tuple[PerAxis, ...], image_shape: Size = ()
 ) -> tuple[Axis, ...]:
     """Check every per-axis argument and that a block fits; the caller knows the image's size."""
     check_axes(operation, rank_name, size, 2 + 2 * len(size), "columns with kernel and blocks apart")
-    per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in given.items()}
+    named = zip(_PER_AXIS, given, strict=True)
+    per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in named}
     for name, values in {size_name: size, **per_axis}.items():
         check_at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1, SPATIAL)
     axes = tuple(map(Axis, size, *per_axis.values()))
@@ -89,42 +80,21 @@ def _sliding_axes(
     return axes
 
 
-def col2im_geometry(shape: Size, output_size: Any, *per_axis: Any, **named: Any) -> SlidingGeometry:
+@check_of_sizes()
+def col2im_geometry(
+    columns_shape: Size,
+    output_size: PerAxis,
+    kernel_size: PerAxis,
+    strides: PerAxis = 1,
+    dilations: PerAxis = 1,
+    pads_begin: PerAxis = 0,
+    pads_end: PerAxis = 0,
+) -> SlidingGeometry:
     """Check the sizes of a col2im call, whose columns are given and whose rank is the length of output_size.
 
     >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).image_shape
     (3, 3, 16, 16)
     """
-    output_size = as_integers("col2im", "output_size", output_size)
-    return columns_geometry(shape, output_size, *_sliding_integers("col2im", *per_axis, **named))
-
-
-def im2col_geometry(shape: Size, *per_axis: Any, **named: Any) -> SlidingGeometry:
-    """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
-
-    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).columns_shape
-    (3, 12, 225)
-    """
-    return image_geometry(shape, *_sliding_integers("im2col", *per_axis, **named))
-
-
-def _sliding_integers(
-    operation: str, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
-) -> tuple[PerAxis, PerAxis, PerAxis, PerAxis, PerAxis]:
-    if not are_integers(kernel_size, strides, dilations, pads_begin, pads_end):
-        kernel_size = as_integers(operation, "kernel_size", kernel_size)
-        strides = as_integers(operation, "strides", strides)
-        dilations = as_integers(operation, "dilations", dilations)
-        pads_begin = as_integers(operation, "pads_begin", pads_begin)
-        pads_end = as_integers(operation, "pads_end", pads_end)
-    return kernel_size, strides, dilations, pads_begin, pads_end
-
-
-@lru_cache(maxsize=256)
-def columns_geometry(
-    columns_shape: Size, output_size: PerAxis, kernel_size: PerAxis, *steps: PerAxis
-) -> SlidingGeometry:
-    """Check a col2im call, whose sizes are integers."""
     operation = "col2im"
     output_size = sequence(operation, "output_size", output_size)
     if len(columns_shape) not in (2, 3):
@@ -132,7 +102,7 @@ def columns_geometry(
             f"{operation}: data must be (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), "
             f"so of rank 3 or 2, got rank {len(columns_shape)}: shape {columns_shape}"
         )
-    given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
+    given = kernel_size, strides, dilations, pads_begin, pads_end
     axes = _sliding_axes(operation, output_size, "output_size", "output_size", given)
     *lead, rows, length = columns_shape
     batch = lead[0] if lead else None
@@ -152,9 +122,20 @@ def columns_geometry(
     return geometry
 
 
-@lru_cache(maxsize=256)
-def image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> SlidingGeometry:
-    """Check an im2col call, whose sizes are integers."""
+@check_of_sizes()
+def im2col_geometry(
+    image_shape: Size,
+    kernel_size: PerAxis,
+    strides: PerAxis = 1,
+    dilations: PerAxis = 1,
+    pads_begin: PerAxis = 0,
+    pads_end: PerAxis = 0,
+) -> SlidingGeometry:
+    """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
+
+    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).columns_shape
+    (3, 12, 225)
+    """
     operation = "im2col"
     kernel_size = sequence(operation, "kernel_size", kernel_size)
     rank = len(kernel_size)
@@ -165,7 +146,7 @@ def image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> 
             f"kernel_size={kernel_size}, so of rank {rank + 2} or {rank + 1}, "
             f"got rank {len(image_shape)}: shape {image_shape}"
         )
-    given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
+    given = kernel_size, strides, dilations, pads_begin, pads_end
     axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", given, image_shape)
     return SlidingGeometry(image_shape[0] if lead == 2 else None, image_shape[lead - 1], axes)
 

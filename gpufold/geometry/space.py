@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from math import prod
 from operator import index
 from typing import Any
 
 from gpufold.geometry.axes import Axis, hash_once
-from gpufold.geometry.integers import PerAxis, Size, are_integers, as_integers, check_at_least, check_axes, expand
+from gpufold.geometry.integers import (
+    PerAxis,
+    Size,
+    as_integers,
+    check_at_least,
+    check_axes,
+    check_of_sizes,
+    expand,
+)
 from gpufold.given import shown
 
 
@@ -100,34 +108,6 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
     return block_shape[1:], margins[0], margins[1]
 
 
-def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0) -> SpaceGeometry:
-    """Check the sizes of a batch_to_space call.
-
-    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).space_shape
-    (2, 8)
-    """
-    operation = "batch_to_space"
-    if not are_integers(block_shape, crops_begin, crops_end):
-        block_shape = as_integers(operation, "block_shape", block_shape)
-        crops_begin = _margins(operation, "crops_begin", crops_begin, shape)
-        crops_end = _margins(operation, "crops_end", crops_end, shape)
-    return batch_geometry(shape, block_shape, crops_begin, crops_end)
-
-
-def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
-    """Check the sizes of a space_to_batch call.
-
-    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).batch_shape
-    (10, 2)
-    """
-    operation = "space_to_batch"
-    if not are_integers(block_shape, pads_begin, pads_end):
-        block_shape = as_integers(operation, "block_shape", block_shape)
-        pads_begin = _margins(operation, "pads_begin", pads_begin, shape)
-        pads_end = _margins(operation, "pads_end", pads_end, shape)
-    return space_geometry(shape, block_shape, pads_begin, pads_end)
-
-
 def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:
     """Return margins as integers; pairs of them, as TensorFlow has, are answered with both arguments here."""
     try:
@@ -153,9 +133,15 @@ def margins_of_pairs(pairs: Any, rank: int) -> tuple[Size, ...]:
     return ((0, *begins, *rest), (0, *ends, *rest)) if len(begins) < rank else ()
 
 
-@lru_cache(maxsize=256)
-def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis) -> SpaceGeometry:
-    """Check a batch_to_space call, whose sizes are integers."""
+@check_of_sizes(crops_begin=_margins, crops_end=_margins)
+def batch_to_space_geometry(
+    data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis = 0, crops_end: PerAxis = 0
+) -> SpaceGeometry:
+    """Check the sizes of a batch_to_space call.
+
+    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).space_shape
+    (2, 8)
+    """
     operation = "batch_to_space"
     block, begin, end = _block_arguments(
         operation, data_shape, block_shape, crops_begin=crops_begin, crops_end=crops_end
@@ -177,9 +163,15 @@ def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis,
     return geometry
 
 
-@lru_cache(maxsize=256)
-def space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis) -> SpaceGeometry:
-    """Check a space_to_batch call, whose sizes are integers."""
+@check_of_sizes(pads_begin=_margins, pads_end=_margins)
+def space_to_batch_geometry(
+    data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis = 0, pads_end: PerAxis = 0
+) -> SpaceGeometry:
+    """Check the sizes of a space_to_batch call.
+
+    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).batch_shape
+    (10, 2)
+    """
     operation = "space_to_batch"
     block, begin, end = _block_arguments(operation, data_shape, block_shape, pads_begin=pads_begin, pads_end=pads_end)
     batch, *size = data_shape

@@ -22,11 +22,12 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.jit import is_tracing
 
 from gpufold import calls
+from gpufold import geometry as sized
 from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
-from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
+from gpufold.geometry import SpaceGeometry, as_integers
 from gpufold.given import shown
 from gpufold.gpu.registry import check_name
 from gpufold.operations import OPERATIONS
@@ -75,7 +76,7 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     calls.checked(operation, name, dtype, kind, reduction, accumulate)
     shaped = (out, data, positions, window if operation == "average" else None)
     integers = (*(tuple(each.shape) for each in shaped if each is not None), *map(tuple, sizes))
-    check: Any = GEOMETRIES[operation]
+    check: Any = getattr(sized, f"{operation}_geometry")
     known = all(type(number) is int for numbers in integers for number in numbers)
     if not known:
         check = check.__wrapped__
