@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,8 @@ KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
 """What the arrays of a library are called."""
 
 
-class Backend(Protocol):
-    """What is asked of arrays of a kind, which the blocks of a batch are an example of."""
+class Backend:
+    """What is asked of arrays of a kind, which the blocks of a batch are an example of; here of NumPy's and CuPy's."""
 
     library: Any
     kind: str
@@ -34,41 +34,13 @@ class Backend(Protocol):
     device: AbstractContextManager[Any]
     """Makes the blocks' device the current one."""
 
-    def zeros(self, shape: Size, dtype: Any) -> Any:
-        """Return zeros beside the blocks."""
-
-    def ones(self, like: Any, shape: Size) -> Any:
-        """Return ones without memory of their own."""
-
-    def positions(self, given: Any, on_host: bool) -> Any:
-        """Return positions, in the memory of the host where they may be there."""
-
-    def to_device(self, places: Any) -> Any:
-        """Return positions where the blocks are."""
-
-    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        """Return the weights of a window as kernels can read them."""
-
-    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
-        """Return the blocks times the weights of their elements: those of each block times a window's; and these."""
-
-    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
-        """Add blocks to sums, and their weights to sums of their own."""
-
-    def average(self, sums: Any, weight: Any) -> Any:
-        """Return sums divided by weights, if any, in an array of its own."""
-
-
-class ArrayBackend:
-    """Arrays of NumPy or CuPy."""
-
     def __init__(self, blocks: Any) -> None:
         library = library_of("Stitcher.add", "blocks", blocks)
         self.library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
-        self.kind, self.place = KINDS[library.__name__], blocks.device
-        self.device: AbstractContextManager[Any] = device_of(library, blocks)
+        self.kind, self.place, self.device = KINDS[library.__name__], blocks.device, device_of(library, blocks)
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
+        """Return zeros beside the blocks."""
         try:
             return self.library.zeros(shape, dtype)
         except MemoryError as error:
@@ -77,25 +49,30 @@ class ArrayBackend:
             raise MemoryError(f"Stitcher.add: {error}") from None
 
     def ones(self, like: Any, shape: Size) -> Any:
+        """Return ones without memory of their own."""
         return self.library.broadcast_to(self.library.ones((), like.dtype), shape)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        """Return the weights of a window as kernels can read them."""
         with self.device:
             axes = axes_of_window(call, window)
             axes = [self.library.asarray(each) if type(each) is np.ndarray else each for each in axes]
         return as_weights(call, self.library, axes if is_separable(window) else axes[0], self._blocks)
 
     def positions(self, given: Any, on_host: bool) -> Any:
+        """Return positions, in the memory of the host where they may be there."""
         if self.library is not np and isinstance(given, self.library.ndarray) and not on_host:
             return as_positions("Stitcher.add", self.library, given, self._blocks, "blocks")
         return _on_host(given)
 
     def to_device(self, places: Any) -> Any:
+        """Return positions where the blocks are."""
         if self.library is np or not isinstance(places, np.ndarray):
             return places
         return as_positions("Stitcher.add", self.library, places.tolist(), self._blocks, "blocks")
 
     def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
+        """Return the blocks times the weights of their elements: those of each block times a window's; and these."""
         blocks, call = self._blocks, Call("Stitcher.add", PositionsGeometry(0, (), (), ()), dtype)
         weights = weights_of_blocks(call, self.library, weights, blocks)
         with np.errstate(all="ignore"):  # as in sums
@@ -103,24 +80,26 @@ class ArrayBackend:
             return weighed(self.library, blocks.astype(dtype), each), each
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
+        """Add blocks to sums, and their weights to sums of their own."""
         call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
         run(call, self.library, blocks, out, weights, places, weight_out)
 
     def average(self, sums: Any, weight: Any) -> Any:
+        """Return sums divided by weights, if any, in an array of its own."""
         return sums.copy() if weight is None else average(sums, weight)
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Tensors of torch, with gradients."""
 
     kind = "torch.Tensor"
+    device = nullcontext()
 
     def __init__(self, blocks: Any) -> None:
         self.library, self._ours = sys.modules["torch"], extras.load("torch")
         described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
         self.shape, self.dtype = described.shape, described.dtype.name
         self._blocks, self.place = blocks, blocks.device
-        self.device: AbstractContextManager[Any] = nullcontext()
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
         known = getattr(self.library, dtype) if isinstance(dtype, str) else dtype
@@ -170,7 +149,7 @@ class TorchBackend:
         return self._ours.average(sums, weight)
 
 
-class JaxBackend(ArrayBackend):
+class JaxBackend(Backend):
     """Arrays of JAX on the CPU: they are read where they lie, and what they are added to is NumPy's."""
 
     def __init__(self, blocks: Any) -> None:
@@ -224,7 +203,7 @@ def backend_of(blocks: Any, kind: str = "") -> Backend:
     if kind == JAX or _is_of_jax(blocks):
         backend: Backend = JaxBackend(blocks)
     else:
-        backend = TorchBackend(blocks) if _is_tensor(blocks) else ArrayBackend(blocks)
+        backend = TorchBackend(blocks) if _is_tensor(blocks) else Backend(blocks)
     check_dtype("Stitcher.add", "blocks", backend.dtype)
     return backend
 

@@ -21,7 +21,7 @@ from definition import sum_dtype, weight_dtype
 from fronts import as_tensor
 
 import gpufold
-from gpufold.backends import ArrayBackend
+from gpufold.backends import Backend
 
 REDUCTIONS = ("sum", "mean", "least_squares")
 
@@ -298,7 +298,7 @@ def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_no
     tile, seen = np.ones((1, 4, 4)), []
     stitcher = gpufold.Stitcher((8, 8), 4, slabs=True)
     stitcher.add(tile, [(0, 0)])
-    add = ArrayBackend.add
+    add = Backend.add
 
     def interrupted(*given):
         add(*given)
@@ -306,7 +306,7 @@ def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_no
             METHODS[method](stitcher)
         seen.append(method)
 
-    monkeypatch.setattr(ArrayBackend, "add", interrupted)
+    monkeypatch.setattr(Backend, "add", interrupted)
     stitcher.add(2 * tile, [(0, 0)])
     monkeypatch.undo()
     assert seen == [method]
@@ -318,7 +318,7 @@ def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_no
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(number, error, monkeypatch):
     stitcher = gpufold.Stitcher((8, 8), 4, reduction="least_squares", slabs=True)
-    add, count = ArrayBackend.add, [0]
+    add, count = Backend.add, [0]
 
     def interrupted(*given):
         count[0] += 1
@@ -329,7 +329,7 @@ def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(numbe
     def interrupt():
         count[0] = 0
         with monkeypatch.context() as patch:
-            patch.setattr(ArrayBackend, "add", interrupted)
+            patch.setattr(Backend, "add", interrupted)
             with pytest.raises(error):
                 stitcher.add(np.ones((1, 4, 4)), [(0, 0)])
 
@@ -355,7 +355,7 @@ def test_what_has_no_memory_before_it_is_added_changes_nothing(part, monkeypatch
         raise MemoryError("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ArrayBackend, part, fail)
+        patch.setattr(Backend, part, fail)
         with pytest.raises(MemoryError, match="no more"):
             stitchers[0].add(np.ones((1, 4, 4)), [(10_000, 0)], window=np.ones((4, 4)))
     for stitcher in stitchers:
@@ -369,14 +369,14 @@ def test_a_forked_child_waits_for_no_thread_that_it_does_not_have(monkeypatch):
     free, held = gpufold.Stitcher((8,), 4), gpufold.Stitcher((8,), 4)
     for stitcher in (free, held):
         stitcher.add(np.ones((1, 4)), [(0,)])
-    inside, leave, add = threading.Event(), threading.Event(), ArrayBackend.add
+    inside, leave, add = threading.Event(), threading.Event(), Backend.add
 
     def slowly(*given):
         add(*given)
         inside.set()
         leave.wait(60)
 
-    monkeypatch.setattr(ArrayBackend, "add", slowly)
+    monkeypatch.setattr(Backend, "add", slowly)
     thread = threading.Thread(target=held.add, args=(np.ones((1, 4)), [(4,)]))
     thread.start()
     inside.wait(60)
