@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
 from operator import index
-from types import EllipsisType, ModuleType
+from types import EllipsisType, ModuleType, SimpleNamespace
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
@@ -351,17 +351,10 @@ def _address(library: ModuleType, array: Any) -> int:
     return address
 
 
-class _Addresses:
-    """Where an array's elements lie, for NumPy's arithmetic on addresses; the memory, a GPU's, is never read."""
-
-    def __init__(self, address: int, shape: Size, strides: Size, itemsize: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, True),
-            "shape": shape,
-            "strides": strides,
-            "typestr": f"|V{itemsize}",
-        }
+def _at(address: int, shape: Size, strides: Size, itemsize: int) -> npt.NDArray[Any]:
+    """Return an array for NumPy's arithmetic on addresses; the memory there, a GPU's, is never read."""
+    layout = {"shape": shape, "strides": strides, "typestr": f"|V{itemsize}"}
+    return np.asarray(SimpleNamespace(__array_interface__={"version": 3, "data": (address, True), **layout}))
 
 
 def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
@@ -388,7 +381,7 @@ def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size,
     apart = other - address
     if end <= apart + other_begin or apart + other_end <= begin:
         return False
-    return _share(np.asarray(_Addresses(*first)), np.asarray(_Addresses(*second)))
+    return _share(_at(*first), _at(*second))
 
 
 @lru_cache(maxsize=1024)

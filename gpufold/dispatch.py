@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, cleandoc, getdoc, signature
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -98,17 +97,13 @@ def linked(function: FunctionT) -> FunctionT:
     return function
 
 
-_packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()
-"""The packages of types that are subclasses of others', while the types live."""
-
-
 def front_of(kind: type) -> str:
     """Load the submodule for an array's type, by its package or that of a base, and return its name if there is one."""
-    package = _packages.get(kind)
-    if package is None:
-        packages = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
-        package = _packages[kind] = next((each for each in packages if each in FRONTS), "")
-    return extras.load(FRONTS[package]).__name__ if package else ""
+    for base in kind.__mro__:
+        package = str(base.__module__).partition(".")[0]
+        if package in FRONTS:
+            return extras.load(FRONTS[package]).__name__
+    return ""
 
 
 front_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch's compiler calls it, tracing no import

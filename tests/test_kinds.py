@@ -21,7 +21,6 @@ from processes import python
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
 import gpufold
-from gpufold import dispatch
 
 NARROW = [dtype for dtype in INEXACT if dtype.name not in ("float64", "complex128")]
 """Which JAX has by default."""
@@ -365,7 +364,6 @@ def test_a_window_of_numbers_is_asked_to_be_an_array(window, kind):
 def test_no_type_is_kept():
     own = type("Own", (np.ndarray,), {"__module__": "elsewhere"})
     assert gpufold.im2col(np.ones((1, 4)).view(own), (2,)).shape == (2, 3)
-    assert own in dispatch._packages
     gone = weakref.ref(own)
     del own
     gc.collect()
