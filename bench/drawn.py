@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.problems import AT_POSITIONS, BLOCK_OPERATIONS, TAKING_APART, Problem, itemsize_of
 from bench.results import OURS, Row, Run, geometric_mean
-from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry, space_axes
 
 SLIDING = ("col2im", "im2col", *BLOCK_OPERATIONS, *AT_POSITIONS)
 SPACE = ("batch_to_space", "space_to_batch")
@@ -84,7 +84,7 @@ def _space(rng: np.random.Generator) -> SpaceGeometry:
     grid.insert(place, channels)
     crops = rng.random() < 0.33
     begin, end = ([int(rng.integers(0, n)) if crops else 0 for n in blocks] for _ in range(2))
-    return SpaceGeometry(_between(rng, 1, 16), *map(tuple, (blocks, begin, end, grid)))
+    return SpaceGeometry(_between(rng, 1, 16), space_axes(grid, blocks, begin, end))
 
 
 def _between(rng: np.random.Generator, least: int, most: int) -> int:

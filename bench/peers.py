@@ -190,7 +190,7 @@ def _by_taps(geometry: SlidingGeometry) -> Moves:
 def _at_positions(geometry: SlidingGeometry, places: list[list[int]]) -> Moves:
     """Clip block after block: what ptychography codes and nnU-Net write."""
     for number, place in enumerate(places):
-        axes = list(zip(place, geometry.block_shape, geometry.image_size, strict=True))
+        axes = list(zip(place, geometry.block_shape, geometry.size, strict=True))
         spans = (slice(max(first, 0), min(first + taps, size)) for first, taps, size in axes)
         taps = (..., *(slice(max(-first, 0), min(taps, size - first)) for first, taps, size in axes))
         yield (..., *spans), (number, *taps), taps
@@ -221,10 +221,11 @@ def _take_apart(problem: Problem, image: Any, weights: Any, moves: Callable[[], 
 
 def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> Any:
     """Copy the images of one offset in the blocks after another's."""
-    split = *geometry.block, geometry.batch, *geometry.grid
+    block = geometry.block_shape
+    split = *block, geometry.batch, *geometry.num_blocks
     offsets = [
-        (offset, (slice(None), *(slice(first, None, step) for first, step in zip(offset, geometry.block, strict=True))))
-        for offset in np.ndindex(geometry.block)
+        (offset, (slice(None), *(slice(first, None, step) for first, step in zip(offset, block, strict=True))))
+        for offset in np.ndindex(block)
     ]
     if operation == "batch_to_space":
         space, batch = np.empty(space_of(geometry), data.dtype), data.reshape(split)
@@ -242,7 +243,7 @@ def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry, library = problem.geometry, library_of(data)
     if problem.window or geometry.planes != 1:
         return None
-    places, size = library.asarray(problem.positions()), prod(geometry.image_size)
+    places, size = library.asarray(problem.positions()), prod(geometry.size)
 
     def run() -> Any:
         image = library.zeros(size + 1, data.dtype)
@@ -269,7 +270,7 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
     import cupy
     import cupyx
 
-    geometry, size = problem.geometry, prod(problem.geometry.image_size)
+    geometry, size = problem.geometry, prod(problem.geometry.size)
     flat = pixels(geometry, cupy.asarray(problem.positions()), cupy).T.ravel()
 
     def run() -> Any:
@@ -467,7 +468,7 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
         return lambda tensor: permuted(problem, tensor).contiguous()
     if not _symmetric(geometry) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    shape, picture = problem.output_shape, (1, *geometry.image_size)[-2:]
+    shape, picture = problem.output_shape, (1, *geometry.size)[-2:]
     options = _options_of_torch(geometry, 2)
     if problem.fused:
         weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=tensor.device)
@@ -523,7 +524,7 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
 
     tensor, options = _tensor(data, threads), _options_of_torch(geometry, len(geometry.axes))
     if problem.operation == "col2im":
-        return Call(lambda: foldNd(tensor, geometry.image_size, **options), _from_tensor(data))
+        return Call(lambda: foldNd(tensor, geometry.size, **options), _from_tensor(data))
     return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
 
 
@@ -554,7 +555,7 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
     if tiles is None:
         return None
     inferers, tensor = client("monai.inferers"), _tensor(data, threads)
-    picture = tensor.new_zeros((1, 1, *geometry.image_size))
+    picture = tensor.new_zeros((1, 1, *geometry.size))
     window = torch.as_tensor(problem.block_weights(), device=tensor.device)
     overlap = [max(0, 1 - (axis.stride + 0.5) / axis.kernel) for axis in geometry.axes]  # it rounds the stride down
 
@@ -572,7 +573,7 @@ def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     if tiles is None:
         return None
-    picture = _tensor(data, threads).new_zeros((1, *geometry.image_size))
+    picture = _tensor(data, threads).new_zeros((1, *geometry.size))
     strides, window = _along(geometry, "stride"), problem.weights() if problem.window else None
 
     def run() -> Any:
@@ -593,7 +594,7 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
     if tiles is None or any(each % 2 for each in overlap):  # it takes no odd ones
         return None
     torchio = client("torchio")
-    subject = torchio.Subject(image=torchio.ScalarImage(tensor=torch.zeros(1, *geometry.image_size)))
+    subject = torchio.Subject(image=torchio.ScalarImage(tensor=torch.zeros(1, *geometry.size)))
     sampler = torchio.GridSampler(subject, geometry.block_shape, overlap)
     window = torch.from_numpy(problem.block_weights())
     batches = [(tiles[tuple(each[:3].tolist())], torch.from_numpy(each[None])) for each in sampler.locations]
@@ -623,11 +624,11 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
     centres = torch.as_tensor(problem.positions() + (np.array(geometry.block_shape) - 1) / 2, device=tensor.device)
 
     def place() -> Any:
-        picture = tensor.new_zeros(geometry.image_size)
+        picture = tensor.new_zeros(geometry.size)
         return processing.place_patches_integer(picture, centres, tensor.reshape(-1, *geometry.block_shape))
 
     def extract() -> Any:
-        picture = tensor.reshape(geometry.image_size)
+        picture = tensor.reshape(geometry.size)
         return processing.extract_patches_fourier_shift(picture, centres, geometry.block_shape, pad=0)
 
     run = place if problem.operation == "add_blocks" else extract
@@ -645,7 +646,7 @@ def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
     names = ("dilation", "stride", "pad_begin", "pad_end")
     dilations, strides, begins, ends = (list(_along(geometry, name)) for name in names)
     rank, pads = len(begins), begins + ends
-    size, taps = (", ".join(map(str, sizes)) for sizes in (geometry.image_size, geometry.block_shape))
+    size, taps = (", ".join(map(str, sizes)) for sizes in (geometry.size, geometry.block_shape))
     model = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["": 18]>
         fold ({element}{list(geometry.columns_shape)} columns) => ({element}{list(problem.output_shape)} image)

@@ -139,7 +139,7 @@ class Problem:
         geometry = self.geometry
         if self.operation in AT_POSITIONS:
             lead = (geometry.batch, geometry.channels)
-            return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.image_size, geometry.block_shape)
+            return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.size, geometry.block_shape)
         if self.operation not in BLOCK_OPERATIONS:
             return geometry
         return BlocksGeometry((geometry.batch, geometry.channels), geometry.axes)
@@ -168,11 +168,9 @@ class Problem:
         geometry = self.geometry
         if isinstance(geometry, SpaceGeometry):
             margin = "crops" if self.operation == "batch_to_space" else "pads"
-            return {
-                "block_shape": (1, *geometry.block),
-                f"{margin}_begin": (0, *geometry.margin_begin),
-                f"{margin}_end": (0, *geometry.margin_end),
-            }
+            begins, ends = zip(*pads_of(geometry), strict=True)
+            block_shape = (1, *geometry.block_shape)
+            return {"block_shape": block_shape, f"{margin}_begin": (0, *begins), f"{margin}_end": (0, *ends)}
         axes = geometry.axes
         if self.operation in AT_POSITIONS:
             return {"block_shape": geometry.block_shape} if self.operation == "take_blocks" else {}
@@ -187,7 +185,7 @@ class Problem:
             "pads_begin": tuple(axis.pad_begin for axis in axes),
             "pads_end": tuple(axis.pad_end for axis in axes),
         }
-        return {"output_size": geometry.image_size, **arguments} if self.operation == "col2im" else arguments
+        return {"output_size": geometry.size, **arguments} if self.operation == "col2im" else arguments
 
     def positions(self) -> Array:
         """Return the first pixel of every block: on a grid, from which those with positions of their own are moved.
@@ -255,7 +253,7 @@ class Problem:
         geometry, library = self.geometry, library_of(data)
         if isinstance(geometry, SpaceGeometry):
             return permuted(self, data)
-        planes, size = geometry.planes, prod(geometry.image_size)
+        planes, size = geometry.planes, prod(geometry.size)
         pixel = pixels(geometry, library.asarray(self.positions()), library)
         weight = library.broadcast_to(library.asarray(self.block_weights("float64").ravel()), pixel.shape)
         order = 0, 1, 2  # of planes, blocks and taps in memory
@@ -309,7 +307,7 @@ def pixels(geometry: SlidingGeometry, first: Any, library: Any = np) -> Any:
         along[0], along[1 + number] = -1, axis.kernel
         pixel = (first[:, number, None] + library.arange(axis.kernel) * axis.dilation).reshape(along)
         flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
-    return library.where(inside, flat, prod(geometry.image_size)).reshape(len(first), -1)
+    return library.where(inside, flat, prod(geometry.size)).reshape(len(first), -1)
 
 
 SUMMED_TOGETHER = 1 << 26
@@ -390,17 +388,17 @@ def space_of(geometry: SpaceGeometry) -> tuple[int, ...]:
 
 def permuted(problem: Problem, data: Any) -> Any:
     """Move between batch and space: split the axes of an array or a tensor, and copy them in another order."""
-    geometry, rank = problem.geometry, len(problem.geometry.block)
+    geometry, rank = problem.geometry, len(problem.geometry.axes)
 
     def copied(array: Any, order: Sequence[int]) -> Any:
         view = transposed(array, order)
         return view.contiguous() if hasattr(view, "contiguous") else view.copy()
 
     if problem.operation == "batch_to_space":
-        blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
+        blocks = data.reshape(*geometry.block_shape, geometry.batch, *geometry.num_blocks)
         order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
         return cropped(copied(blocks, order).reshape(space_of(geometry)), geometry)
-    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
+    split = [extent for pair in zip(geometry.num_blocks, geometry.block_shape, strict=True) for extent in pair]
     blocks = padded(data, geometry).reshape(geometry.batch, *split)
     order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
     return copied(blocks, order).reshape(geometry.batch_shape)
@@ -439,8 +437,7 @@ def space(
     """Make the problems of both directions between a batch and space (B, *E), the same margin at begin and end."""
     batch, *size = space_shape
     margins = tuple(m if b > 1 else 0 for m, b in zip(_per_axis(margin, len(size)), block, strict=True))
-    grid = tuple((extent + 2 * m) // b for extent, m, b in zip(size, margins, block, strict=True))
-    geometry = SpaceGeometry(batch, block, margins, margins, grid)
+    geometry = SpaceGeometry(batch, tuple(Axis(n, b, b, 1, m, m) for n, b, m in zip(size, block, margins, strict=True)))
     return [
         Problem(f"{operation}-{name}", operation, geometry, origin, **others)
         for operation in ("batch_to_space", "space_to_batch")

@@ -72,12 +72,6 @@ class Library(Protocol):
         """Return what complex gradients are multiplied with: the conjugate, or the array, as the library has them."""
 
 
-def block_shape_of(geometry: Geometry) -> Size:
-    """Return the shape of a block that a window weighs, and of an average's weights."""
-    assert not isinstance(geometry, SpaceGeometry)
-    return geometry.block_shape
-
-
 def check_gradient(xp: Library, operation: str, reduction: str) -> None:
     """Raise where a gradient of a window is asked for that there is none of."""
     if reduction != "sum":
@@ -209,7 +203,7 @@ def gradients_of_window(
 
 def _sum_of_blocks(geometry: Geometry, blocks: Any) -> Any:
     """Sum blocks over all planes and blocks, tap by tap."""
-    shape = block_shape_of(geometry)
+    shape = geometry.block_shape
     if isinstance(geometry, SlidingGeometry):
         taps, count = prod(shape), prod(geometry.num_blocks)
         return blocks.reshape(geometry.planes, taps, count).sum((0, 2)).reshape(shape)
@@ -270,13 +264,7 @@ def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any]
     (data, window, positions, out), (data_dim, out_dim) = arrays, dims
     geometry = call.geometry
     if isinstance(geometry, SpaceGeometry):  # an axis more, that has blocks of one
-        wider = replace(
-            geometry,
-            block=(1, *geometry.block),
-            margin_begin=(0, *geometry.margin_begin),
-            margin_end=(0, *geometry.margin_end),
-            grid=(size, *geometry.grid),
-        )
+        wider = replace(geometry, axes=(Axis(size, 1, 1, 1, 0, 0), *geometry.axes))
         return xp.apply(call._replace(geometry=wider), xp.moveaxis(data, data_dim, 1)), 1
     if not isinstance(geometry, SlidingGeometry):  # an axis more in front of the array's
         call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))

@@ -287,7 +287,7 @@ def take_blocks(
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
     if call.fusion.mode in BY_INDEX:
         prepare(call, library, array, out, window, places)
-        block = call.geometry.block_shape  # type: ignore[union-attr]
+        block = call.geometry.block_shape
         weighted = partial(array_to_blocks, window=window)
         with device_of(library, array):
             taken: Any = outside.taken(library, library.arange, weighted, array, places, block, mode)

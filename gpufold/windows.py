@@ -20,7 +20,7 @@ from gpufold.arrays import (
 )
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import PositionsGeometry, Size, SpaceGeometry
+from gpufold.geometry import PositionsGeometry, Size
 from gpufold.given import is_separable, shown
 
 PLAIN_VALUES = (int, float, list, tuple)
@@ -126,7 +126,7 @@ def axes_of_window(call: Call, window: Any, convert: str = "numpy.asarray") -> S
 
     That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
     """
-    block_shape = call.geometry.block_shape  # type: ignore[union-attr] # which has one where there are windows
+    block_shape = call.geometry.block_shape
     axes: Sequence[Any] = (window,)
     shapes: Sequence[Size] = (block_shape,)
     if is_separable(window):
@@ -160,7 +160,6 @@ def name_of_axis(call: Call, window: Any, axis: int) -> str:
 
 def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:
     """Return what to raise where an array of a window has not the shape that it must have."""
-    assert not isinstance(call.geometry, SpaceGeometry)
     return ValueError(
         f"{call.operation}: {name} must have the shape {wanted} for blocks of shape {call.geometry.block_shape}, got "
         f"{shape}"

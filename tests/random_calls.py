@@ -18,6 +18,7 @@ from gpufold.geometry import (
     SlidingGeometry,
     SpaceGeometry,
     array_to_blocks_geometry,
+    space_axes,
 )
 from gpufold.given import WINDOWS
 from gpufold.gpu.devices import DEVICES as KNOWN
@@ -180,7 +181,7 @@ def _space(rng, extreme):
         extent = block[-1] * grid[-1]
         begin.append(min(extent, rng.choice((0, 0, 0, 1, 2, _number(rng, extreme, 40)))))
         end.append(min(extent - begin[-1], rng.choice((0, 0, 0, 1, 2, _number(rng, extreme, 40)))))
-    return SpaceGeometry(_lead(rng, extreme), *map(tuple, (block, begin, end, grid)))
+    return SpaceGeometry(_lead(rng, extreme), space_axes(grid, block, begin, end))
 
 
 def _average(rng, extreme):

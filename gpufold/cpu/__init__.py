@@ -39,8 +39,8 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
         image = array[None] if geometry.batch is None else array
         return blocks.reshape(geometry.split_columns_shape), image, geometry.axes
     if isinstance(geometry, SpaceGeometry):  # (prod(block)*B, *D) as (B, 1, *block, *D)
-        rank = len(geometry.block)
-        split = blocks.reshape(*geometry.block, geometry.batch, *geometry.grid)
+        rank = len(geometry.axes)
+        split = blocks.reshape(*geometry.block_shape, geometry.batch, *geometry.num_blocks)
         first = (rank, *range(rank), *range(rank + 1, 2 * rank + 1))
         return split.transpose(first)[:, None], array[:, None], geometry.axes
     shape, order, image_shape, axes = _split_blocks(geometry, blocks.strides, array.strides)
@@ -58,6 +58,6 @@ def _split_blocks(
     return (
         (batch, channels, *sliding.num_blocks, *sliding.block_shape),
         (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)),
-        (batch, channels, *sliding.image_size),
+        (batch, channels, *sliding.size),
         sliding.axes,
     )

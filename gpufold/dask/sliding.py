@@ -242,8 +242,7 @@ def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> An
 def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> SlidingGeometry | BlocksGeometry | SpaceGeometry:
     """Return the geometry of a chunk: that of the call along other axes."""
     if isinstance(call.geometry, SpaceGeometry):
-        _, block, _, _, begin, end = zip(*axes, strict=True)
-        return SpaceGeometry(lead[0], block, begin, end, tuple(axis.blocks for axis in axes))
+        return SpaceGeometry(lead[0], axes)
     if isinstance(call.geometry, SlidingGeometry):
         return SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], axes)
     return BlocksGeometry(lead, axes)

@@ -49,9 +49,9 @@ def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
     `chunks` are those of the other axes, as in `col2im`.
     """
     geometry = geometry_of(call, SpaceGeometry)
-    taps = prod(geometry.block)
+    taps = prod(geometry.block_shape)
     lead = ((taps,), data.chunks[0])
-    cut = cut_result(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
+    cut = cut_result(call, lead, chunks, (taps, geometry.batch, *geometry.num_blocks), data)
     if 0 in data.shape:
         return zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
     batches = unfold(call, data, [spans_of(sizes) for sizes in cut[2:]], cut, new_axis=[0])

@@ -43,6 +43,7 @@ from gpufold.geometry.sliding import col2im_geometry as col2im_geometry
 from gpufold.geometry.sliding import im2col_geometry as im2col_geometry
 from gpufold.geometry.space import SpaceGeometry as SpaceGeometry
 from gpufold.geometry.space import batch_to_space_geometry as batch_to_space_geometry
+from gpufold.geometry.space import space_axes as space_axes
 from gpufold.geometry.space import space_to_batch_geometry as space_to_batch_geometry
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry

@@ -145,6 +145,10 @@ class OnAxes:
     axes: tuple[Axis, ...]
 
     @cached_property
+    def size(self) -> Size:
+        return tuple(axis.size for axis in self.axes)
+
+    @cached_property
     def block_shape(self) -> Size:
         """The kernel: taps of a block along each axis."""
         return tuple(axis.kernel for axis in self.axes)

@@ -39,10 +39,6 @@ class BlocksGeometry(OnAxes):
         return (*self.lead, *self.num_blocks, *self.block_shape)
 
     @cached_property
-    def size(self) -> Size:
-        return tuple(axis.size for axis in self.axes)
-
-    @cached_property
     def extended(self) -> BlocksGeometry:
         """The geometry of the same blocks in an array that ends with the last of them."""
         return BlocksGeometry(self.lead, tuple(axis._replace(size=axis.padded_size, pad_end=0) for axis in self.axes))

@@ -25,10 +25,6 @@ class SlidingGeometry(OnAxes):
     __hash__ = hash_once
 
     @cached_property
-    def image_size(self) -> Size:
-        return tuple(axis.size for axis in self.axes)
-
-    @cached_property
     def planes(self) -> int:
         """Images of one channel each: N*C."""
         return (1 if self.batch is None else self.batch) * self.channels
@@ -41,7 +37,7 @@ class SlidingGeometry(OnAxes):
     @cached_property
     def image_shape(self) -> Size:
         lead = () if self.batch is None else (self.batch,)
-        return (*lead, self.channels, *self.image_size)
+        return (*lead, self.channels, *self.size)
 
     @cached_property
     def split_columns_shape(self) -> Size:

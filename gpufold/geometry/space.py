@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -9,7 +10,7 @@ from math import prod
 from operator import index
 from typing import Any
 
-from gpufold.geometry.axes import Axis, hash_once
+from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.integers import (
     PerAxis,
     Size,
@@ -23,48 +24,34 @@ from gpufold.given import shown
 
 
 @dataclass(frozen=True)
-class SpaceGeometry:
-    """How batch (B*prod(block), *D) and space (B, *E) belong together.
+class SpaceGeometry(OnAxes):
+    """How batch (B*prod(block), *D) and space (B, *E) belong together: as blocks on the axes of E that tile it.
 
-    Element (offset*B + b, *d) of the batch array is pixel d*block + offset - margin_begin of image b, where
-    offset runs over the block in lexicographic order; the margins are crops of the image (batch_to_space) or
-    pads in front of it (space_to_batch). All tuples hold the spatial axes only, without the batch axis.
+    Element (offset*B + b, *d) of the batch array is pixel d*block + offset - pad_begin of image b, where offset runs
+    over the block in lexicographic order; the pads are crops of the image (batch_to_space) or zeros around it
+    (space_to_batch).
     """
 
     batch: int
-    block: Size
-    margin_begin: Size
-    margin_end: Size
-    grid: Size
-    """D: the spatial extents of the batch array, blocks per axis."""
+    axes: tuple[Axis, ...]
 
     __hash__ = hash_once
 
     @cached_property
-    def space_size(self) -> Size:
-        """E: the image's extents without the margins."""
-        return tuple(
-            count * block - begin - end
-            for count, block, begin, end in zip(self.grid, self.block, self.margin_begin, self.margin_end, strict=True)
-        )
-
-    @cached_property
-    def axes(self) -> tuple[Axis, ...]:
-        """The same as sliding blocks: kernel = stride = block, and the margins are the padding."""
-        return tuple(
-            Axis(size, block, block, 1, begin, end)
-            for size, block, begin, end in zip(
-                self.space_size, self.block, self.margin_begin, self.margin_end, strict=True
-            )
-        )
-
-    @cached_property
     def batch_shape(self) -> Size:
-        return (self.batch * prod(self.block), *self.grid)
+        return (self.batch * prod(self.block_shape), *self.num_blocks)
 
     @cached_property
     def space_shape(self) -> Size:
-        return (self.batch, *self.space_size)
+        return (self.batch, *self.size)
+
+
+def space_axes(grid: Sequence[int], block: Sequence[int], begin: Sequence[int], end: Sequence[int]) -> tuple[Axis, ...]:
+    """Return the axes of space, in which so many blocks fit with the margins."""
+    return tuple(
+        Axis(count * side - before - behind, side, side, 1, before, behind)
+        for count, side, before, behind in zip(grid, block, begin, end, strict=True)
+    )
 
 
 def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given: PerAxis) -> tuple[Size, Size, Size]:
@@ -152,15 +139,15 @@ def batch_to_space_geometry(
             f"{operation}: data axis 0, the batch, must be a multiple of prod(block_shape) = {prod(block)} "
             f"for block_shape={(1, *block)}, got {batch}: shape {data_shape}"
         )
-    geometry = SpaceGeometry(batch // prod(block), block, begin, end, tuple(grid))
-    for axis, extent in enumerate(geometry.space_size):
-        if extent < 0:
+    axes = space_axes(grid, block, begin, end)
+    for number, axis in enumerate(axes):
+        if axis.size < 0:
             raise ValueError(
                 f"{operation}: crops_begin + crops_end must not exceed data * block_shape on any axis, "
-                f"got {begin[axis]} + {end[axis]} = {begin[axis] + end[axis]} on axis {axis + 1}, "
-                f"where {grid[axis]} * {block[axis]} = {grid[axis] * block[axis]}"
+                f"got {axis.pad_begin} + {axis.pad_end} = {axis.pad_begin + axis.pad_end} on axis {number + 1}, "
+                f"where {grid[number]} * {axis.kernel} = {grid[number] * axis.kernel}"
             )
-    return geometry
+    return SpaceGeometry(batch // prod(block), axes)
 
 
 @check_of_sizes(pads_begin=_margins, pads_end=_margins)
@@ -175,14 +162,14 @@ def space_to_batch_geometry(
     operation = "space_to_batch"
     block, begin, end = _block_arguments(operation, data_shape, block_shape, pads_begin=pads_begin, pads_end=pads_end)
     batch, *size = data_shape
-    grid = []
-    for axis, extent in enumerate(size):
-        padded = extent + begin[axis] + end[axis]
-        if padded % block[axis]:
+    axes = tuple(
+        Axis(extent, side, side, 1, *pads) for extent, side, *pads in zip(size, block, begin, end, strict=True)
+    )
+    for number, axis in enumerate(axes):
+        if axis.padded_size % axis.kernel:
             raise ValueError(
                 f"{operation}: data + pads_begin + pads_end must be a multiple of block_shape on every axis, "
-                f"got {extent} + {begin[axis]} + {end[axis]} = {padded} on axis {axis + 1}, "
-                f"where block_shape is {block[axis]}"
+                f"got {axis.size} + {axis.pad_begin} + {axis.pad_end} = {axis.padded_size} on axis {number + 1}, "
+                f"where block_shape is {axis.kernel}"
             )
-        grid.append(padded // block[axis])
-    return SpaceGeometry(batch, block, begin, end, tuple(grid))
+    return SpaceGeometry(batch, axes)

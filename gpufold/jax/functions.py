@@ -56,7 +56,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         call, margins = call.extended
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
     if call.fusion.mode in BY_INDEX:
-        block = call.geometry.block_shape  # type: ignore[union-attr]
+        block = call.geometry.block_shape
         weighted = partial(gpufold.jax.array_to_blocks, window=window)
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     if call.variant != "auto":

@@ -27,7 +27,7 @@ from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
-from gpufold.geometry import SpaceGeometry, as_integers
+from gpufold.geometry import as_integers
 from gpufold.given import shown
 from gpufold.gpu.registry import check_name
 from gpufold.operations import OPERATIONS
@@ -92,7 +92,6 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
 
 
 def _check_joined(call: Call, window: Tensor) -> None:
-    assert not isinstance(call.geometry, SpaceGeometry)
     block_shape = call.geometry.block_shape
     wanted = (sum(block_shape),) if call.fusion.window == "separable" else block_shape
     if tuple(window.shape) != wanted:

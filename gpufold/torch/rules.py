@@ -17,7 +17,6 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from gpufold import adjoints
-from gpufold.adjoints import block_shape_of
 from gpufold.calls import Call
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.operations import OPERATIONS
@@ -60,7 +59,7 @@ def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...]:
     window = ready_weights(window, WEIGHTS[call.dtype])
     if call.fusion.window != "separable":
         return (window,)
-    axes: tuple[Tensor, ...] = torch.split(window, list(block_shape_of(call.geometry)))
+    axes: tuple[Tensor, ...] = torch.split(window, list(call.geometry.block_shape))
     return axes
 
 
@@ -113,8 +112,9 @@ def sizes_of(call: Call) -> list[list[int]]:
         sizes = [list(geometry.block_shape), [axis.stride for axis in geometry.axes]]
         return [list(geometry.array_shape), *sizes] if call.operation == "blocks_to_array" else sizes
     if isinstance(geometry, SpaceGeometry):
-        return [[1, *geometry.block], [0, *geometry.margin_begin], [0, *geometry.margin_end]]
-    return [list(block_shape_of(geometry))] if call.operation == "take_blocks" else []
+        _, block, _, _, begin, end = zip(*geometry.axes, strict=True)
+        return [[1, *block], [0, *begin], [0, *end]]
+    return [list(geometry.block_shape)] if call.operation == "take_blocks" else []
 
 
 TORCH: Any = SimpleNamespace(

@@ -278,8 +278,8 @@ def space_moves(problem: Problem) -> Moves:
     geometry, writes_blocks = problem.geometry, problem.call.operation == "space_to_batch"
     assert isinstance(geometry, SpaceGeometry)
     batch, space = (problem.output, problem.input) if writes_blocks else (problem.input, problem.output)
-    tap_steps = (geometry.batch * batch.strides[0] * step for step in contiguous_strides(geometry.block))
-    axes = zip(geometry.axes, geometry.grid, space.strides[1:], tap_steps, batch.strides[1:], strict=True)
+    tap_steps = (geometry.batch * batch.strides[0] * step for step in contiguous_strides(geometry.block_shape))
+    axes = zip(geometry.axes, space.strides[1:], tap_steps, batch.strides[1:], strict=True)
     moves = Moves(
         itemsize=problem.element.itemsize,
         alignment=gcd(problem.input.alignment, problem.output.alignment),
@@ -291,8 +291,8 @@ def space_moves(problem: Problem) -> Moves:
         blocks_batch_step=0,
         blocks_plane_step=batch.strides[0],
         axes=tuple(
-            MovedAxis(axis.size, axis.kernel, axis.stride, 1, axis.pad_begin, count, *steps)
-            for axis, count, *steps in axes
+            MovedAxis(axis.size, axis.kernel, axis.stride, 1, axis.pad_begin, axis.blocks, *steps)
+            for axis, *steps in axes
         ),
     )
     return moves.simplified().with_rows_as_planes()
