@@ -72,7 +72,7 @@ def _sliding(rng: np.random.Generator, operation: str) -> SlidingGeometry | None
         axes.append(Axis(size, tap, stride, dilation, begin, end))
     if any(axis.padded_size < axis.dilated_kernel for axis in axes):
         return None
-    return SlidingGeometry(_between(rng, 1, 16), channels, tuple(axes))
+    return SlidingGeometry((_between(rng, 1, 16), channels), tuple(axes))
 
 
 def _space(rng: np.random.Generator) -> SpaceGeometry:
@@ -84,7 +84,7 @@ def _space(rng: np.random.Generator) -> SpaceGeometry:
     grid.insert(place, channels)
     crops = rng.random() < 0.33
     begin, end = ([int(rng.integers(0, n)) if crops else 0 for n in blocks] for _ in range(2))
-    return SpaceGeometry(_between(rng, 1, 16), space_axes(grid, blocks, begin, end))
+    return SpaceGeometry((_between(rng, 1, 16),), space_axes(grid, blocks, begin, end))
 
 
 def _between(rng: np.random.Generator, least: int, most: int) -> int:

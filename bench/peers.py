@@ -132,7 +132,7 @@ def _average(problem: Problem, data: Any, weights: Any, fold: Callable[[Any], An
     if problem.reduction != "sum":
         power = library_of(data).broadcast_to(_powers(problem, weights), (1, len(weights), blocks))
         image = _divided(image, fold(power))
-    return image.reshape(geometry.image_shape)
+    return image.reshape(geometry.array_shape)
 
 
 LOOPED_BLOCKS = 4096
@@ -235,7 +235,7 @@ def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> An
     space, batch = padded(data, geometry), np.empty(split, data.dtype)
     for offset, where in offsets:
         batch[offset] = space[where]
-    return batch.reshape(geometry.batch_shape)
+    return batch.reshape(geometry.blocks_shape)
 
 
 def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -262,7 +262,7 @@ def _windows(problem: Problem, image: Any) -> Any:
     if problem.operation == "array_to_blocks":
         return blocks.copy()
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
-    return blocks.transpose(order).copy().reshape(geometry.columns_shape)
+    return blocks.transpose(order).copy().reshape(geometry.blocks_shape)
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
@@ -278,7 +278,7 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
         cupyx.scatter_add(image, (slice(None), flat), data.reshape(geometry.planes, -1))
         return image
 
-    return Call(run, lambda image: image[:, :size].reshape(geometry.image_shape))
+    return Call(run, lambda image: image[:, :size].reshape(geometry.array_shape))
 
 
 # ---- kernels that others ship, or write
@@ -302,16 +302,16 @@ def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, c
     threads = 256 if naive else 512
     axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
     fields = ("size", "kernel", "stride", "dilation", "pad_begin", "blocks")
-    lead = (geometry.planes,) if naive else (geometry.batch or 1, geometry.channels)
+    lead = (geometry.planes,) if naive else (geometry.batch, geometry.channels)
     numbers = np.array([*lead, *(getattr(axis, name) for name in fields for axis in axes)], integer)
     parameters = numbers.view(np.dtype((np.void, numbers.nbytes)))
     file = Path(__file__).parent / "naive_gather.cu"
     text = f'// headers of none\n#line 1 "bench/{file.name}"\n{file.read_text()}'
     kernel = cupy.RawKernel(text, symbol, ("-std=c++17", f"-I{file.parent}"))
-    blocks = -(-prod(geometry.image_shape) // threads)
+    blocks = -(-prod(geometry.array_shape) // threads)
 
     def run() -> Any:
-        image = cupy.empty(geometry.image_shape, np.float32)
+        image = cupy.empty(geometry.array_shape, np.float32)
         kernel((blocks, 1, 1), (threads, 1, 1), (data, image, parameters))
         return image
 
@@ -325,7 +325,7 @@ def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
         return None
     from bench.triton_fold import fold
 
-    return Call(lambda: fold(tensor, tensor.new_empty(geometry.image_shape), geometry), _from_tensor(data))
+    return Call(lambda: fold(tensor, tensor.new_empty(geometry.array_shape), geometry), _from_tensor(data))
 
 
 # ---- SciPy and CuPy's overlap-add
@@ -348,7 +348,7 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     spectra /= library.asarray(problem.weights()[0].sum(), data.dtype)  # as stft scales them
     options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
     return Call(
-        lambda: istft(spectra, window="hann", **options)[1], lambda answer: answer.reshape(geometry.image_shape)
+        lambda: istft(spectra, window="hann", **options)[1], lambda answer: answer.reshape(geometry.array_shape)
     )
 
 
@@ -386,11 +386,11 @@ def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
         found = conv_general_dilated_patches(
             image, geometry.block_shape, padding=pads_of(geometry), precision=Precision.HIGHEST, **options
         )
-        return found.reshape(geometry.columns_shape)
+        return found.reshape(geometry.blocks_shape)
 
     if takes:
         return _in_jax(data, threads, patches)
-    image = np.zeros(geometry.image_shape, data.dtype)
+    image = np.zeros(geometry.array_shape, data.dtype)
     return _in_jax(data, threads, lambda columns: linear_transpose(patches, image)(columns)[0])
 
 
@@ -649,7 +649,7 @@ def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
     size, taps = (", ".join(map(str, sizes)) for sizes in (geometry.size, geometry.block_shape))
     model = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["": 18]>
-        fold ({element}{list(geometry.columns_shape)} columns) => ({element}{list(problem.output_shape)} image)
+        fold ({element}{list(geometry.blocks_shape)} columns) => ({element}{list(problem.output_shape)} image)
         <int64[{rank}] size = {{{size}}}, int64[{rank}] taps = {{{taps}}}>
         {{
             image = Col2Im <dilations = {dilations}, pads = {pads}, strides = {strides}> (columns, size, taps)
@@ -702,7 +702,7 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
     own = data
     if problem.operation == "col2im":
         own = library_of(data).ascontiguousarray(problem.as_blocks(data))
-    return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, block, strides))
+    return Call(lambda: sigpy.blocks_to_array(own, geometry.array_shape, block, strides))
 
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")

@@ -88,7 +88,7 @@ class Problem:
     @property
     def for_gpu(self) -> Problem:
         """The same problem with a GPU's batch."""
-        return replace(self, geometry=replace(self.geometry, batch=self.gpu_batch))
+        return replace(self, geometry=of_batch(self.geometry, self.gpu_batch))
 
     def shrunk(self, elements: int, planes: int = 1) -> Problem:
         """Return a problem with at most `elements` at its input: fewer images, channels, blocks of the first axis.
@@ -104,13 +104,13 @@ class Problem:
             return -(-count // step) * step
 
         geometry = self.geometry
-        images = fitting(geometry.batch or 1, prod(self.input_shape))
+        images = fitting(geometry.batch, prod(self.input_shape))
         if isinstance(geometry, SpaceGeometry):
-            return replace(self, geometry=replace(geometry, batch=images))
+            return replace(self, geometry=of_batch(geometry, images))
         if images > 1:
             images = multiple(images, planes // gcd(planes, geometry.channels))
-            return replace(self, geometry=replace(geometry, batch=images))
-        one_image = replace(self, geometry=replace(geometry, batch=1))
+            return replace(self, geometry=of_batch(geometry, images))
+        one_image = replace(self, geometry=of_batch(geometry, 1))
         channels = fitting(geometry.channels, prod(one_image.input_shape))
         if planes <= geometry.channels:
             channels = multiple(channels, planes)
@@ -118,31 +118,27 @@ class Problem:
             images = planes // gcd(planes, channels)
         first, *others = geometry.axes
         if images * channels <= planes and others:
-            few_planes = replace(self, geometry=replace(geometry, batch=images, channels=channels))
+            few_planes = replace(self, geometry=replace(geometry, lead=(images, channels)))
             least = min(first.blocks, 2 * -(-first.dilated_kernel // first.stride))
             blocks = max(least, fitting(first.blocks, prod(few_planes.input_shape)))
             first = first._replace(size=first.size - (first.blocks - blocks) * first.stride)
-        return replace(self, geometry=replace(geometry, batch=images, channels=channels, axes=(first, *others)))
+        return replace(self, geometry=replace(geometry, lead=(images, channels), axes=(first, *others)))
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What is apart, columns or a batch, and what is whole, an image or space."""
-        if self.operation in (*BLOCK_OPERATIONS, *AT_POSITIONS):
-            return self.planned_geometry.blocks_shape, self.planned_geometry.array_shape
-        if isinstance(self.geometry, SlidingGeometry):
-            return self.geometry.columns_shape, self.geometry.image_shape
-        return self.geometry.batch_shape, self.geometry.space_shape
+        geometry = self.planned_geometry
+        return geometry.blocks_shape, geometry.array_shape
 
     @property
     def planned_geometry(self) -> Any:
         """The geometry that gpufold makes of a call."""
         geometry = self.geometry
         if self.operation in AT_POSITIONS:
-            lead = (geometry.batch, geometry.channels)
-            return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.size, geometry.block_shape)
+            return PositionsGeometry(prod(geometry.num_blocks), geometry.lead, geometry.size, geometry.block_shape)
         if self.operation not in BLOCK_OPERATIONS:
             return geometry
-        return BlocksGeometry((geometry.batch, geometry.channels), geometry.axes)
+        return BlocksGeometry(geometry.lead, geometry.axes)
 
     @property
     def fusion(self) -> Fusion:
@@ -280,7 +276,7 @@ class Problem:
         """Return blocks in a layout of their own as columns; columns as they are."""
         if self.operation != "blocks_to_array":
             return data
-        return transposed(data, self._taps_and_blocks_swapped).reshape(self.geometry.columns_shape)
+        return transposed(data, self._taps_and_blocks_swapped).reshape(self.geometry.blocks_shape)
 
     def as_blocks(self, columns: Any) -> Any:
         """Return columns as blocks in a layout of their own."""
@@ -360,6 +356,11 @@ def forget_device_arrays() -> None:
     _given_on_device.cache_clear()
 
 
+def of_batch(geometry: Any, batch: int) -> Any:
+    """Return the same geometry with another number of images."""
+    return replace(geometry, lead=(batch, *geometry.lead[1:]))
+
+
 def pads_of(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
     """Return what is added before and after each of the last axes."""
     return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
@@ -401,7 +402,7 @@ def permuted(problem: Problem, data: Any) -> Any:
     split = [extent for pair in zip(geometry.num_blocks, geometry.block_shape, strict=True) for extent in pair]
     blocks = padded(data, geometry).reshape(geometry.batch, *split)
     order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return copied(blocks, order).reshape(geometry.batch_shape)
+    return copied(blocks, order).reshape(geometry.blocks_shape)
 
 
 def _per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -422,7 +423,7 @@ def sliding(
     """Make the problems of sliding blocks on an image (N, C, *size)."""
     batch, channels, *size = image_shape
     per_axis = [_per_axis(value, len(size)) for value in (kernel, stride, dilation, pad, pad)]
-    geometry = SlidingGeometry(batch, channels, tuple(map(Axis, size, *per_axis)))
+    geometry = SlidingGeometry((batch, channels), tuple(map(Axis, size, *per_axis)))
     return [Problem(f"{operation}-{name}", operation, geometry, origin, **others) for operation in operations]
 
 
@@ -437,7 +438,9 @@ def space(
     """Make the problems of both directions between a batch and space (B, *E), the same margin at begin and end."""
     batch, *size = space_shape
     margins = tuple(m if b > 1 else 0 for m, b in zip(_per_axis(margin, len(size)), block, strict=True))
-    geometry = SpaceGeometry(batch, tuple(Axis(n, b, b, 1, m, m) for n, b, m in zip(size, block, margins, strict=True)))
+    geometry = SpaceGeometry(
+        (batch,), tuple(Axis(n, b, b, 1, m, m) for n, b, m in zip(size, block, margins, strict=True))
+    )
     return [
         Problem(f"{operation}-{name}", operation, geometry, origin, **others)
         for operation in ("batch_to_space", "space_to_batch")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gpufold
 from bench.measure import LOST, free_memory
-from bench.problems import Problem, select
+from bench.problems import Problem, of_batch, select
 from bench.tally import Tally, note
 from bench.terminal import Console, progress, say
 from gpufold.gpu import tuning
@@ -32,7 +32,7 @@ def tasks(named: Sequence[str]) -> Iterator[tuple[str, Problem, str]]:
                 name = f"{problem.name} {dtype} batch {batch}"
                 if name not in done:
                     done.add(name)
-                    yield name, replace(problem, geometry=replace(problem.geometry, batch=batch)), dtype
+                    yield name, replace(problem, geometry=of_batch(problem.geometry, batch)), dtype
 
 
 def tune(folder: Path, named: Sequence[str], console: Console) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpufold.calls import Call, Fusion
+from gpufold.calls import TAKING, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
 from gpufold.weights import counted
@@ -33,9 +33,6 @@ ADJOINTS = {
     "average": "average",
 }
 ADJOINTS |= {adjoint: operation for operation, adjoint in ADJOINTS.items()}
-
-TAKING = ("im2col", "array_to_blocks", "take_blocks")
-"""The operations whose results are blocks: their windows weigh what comes out."""
 
 
 class Library(Protocol):
@@ -151,7 +148,7 @@ def _reciprocals(xp: Library, call: Call, like: Any, window: Any) -> Any:
     assert isinstance(geometry, SlidingGeometry | BlocksGeometry)
 
     def folded(axes: tuple[Axis, ...], weights: Any) -> Any:
-        plane = SlidingGeometry(None, 1, axes)
+        plane = SlidingGeometry((1,), axes)
         kind = "none" if weights is None else "separable" if len(axes) == 1 else "full"
         if weights is not None and call.fusion.reduction == "least_squares":
             weights = weights * weights
@@ -266,7 +263,7 @@ def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any]
     if isinstance(geometry, SpaceGeometry):  # an axis more, that has blocks of one
         wider = replace(geometry, axes=(Axis(size, 1, 1, 1, 0, 0), *geometry.axes))
         return xp.apply(call._replace(geometry=wider), xp.moveaxis(data, data_dim, 1)), 1
-    if not isinstance(geometry, SlidingGeometry):  # an axis more in front of the array's
+    if not isinstance(geometry, SlidingGeometry) or len(geometry.lead) == 1:  # an axis more in front of the array's
         call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))
         if out is None:
             first = 1 if call.operation == "take_blocks" else 0
@@ -279,9 +276,6 @@ def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any]
             data = xp.moveaxis(data, data_dim, 1)
         out = xp.broadcast_to(out, (size, *out.shape)) if out_dim is None else xp.moveaxis(out, out_dim, 0)
         return xp.apply(call, data, window, positions, out), 0
-    data = xp.moveaxis(data, data_dim, 0)
-    if geometry.batch is None:
-        return xp.apply(call._replace(geometry=replace(geometry, batch=size)), data, window), 0
-    flat = replace(geometry, batch=size * geometry.batch)
+    data, flat = xp.moveaxis(data, data_dim, 0), replace(geometry, lead=(size * geometry.batch, geometry.channels))
     result = xp.apply(call._replace(geometry=flat), data.reshape(size * geometry.batch, *data.shape[2:]), window)
     return result.reshape(size, geometry.batch, *result.shape[1:]), 0

@@ -101,18 +101,8 @@ OperationName: TypeAlias = Literal[
     "space_to_batch",
 ]
 
-SHAPES: dict[str, tuple[str, str]] = {
-    "col2im": ("columns_shape", "image_shape"),
-    "im2col": ("image_shape", "columns_shape"),
-    "blocks_to_array": ("blocks_shape", "array_shape"),
-    "array_to_blocks": ("array_shape", "blocks_shape"),
-    "add_blocks": ("blocks_shape", "array_shape"),
-    "take_blocks": ("array_shape", "blocks_shape"),
-    "average": ("array_shape", "array_shape"),
-    "batch_to_space": ("batch_shape", "space_shape"),
-    "space_to_batch": ("space_shape", "batch_shape"),
-}
-"""The attributes of a geometry that are the shapes of an operation's data and of its result."""
+TAKING = ("im2col", "array_to_blocks", "take_blocks", "space_to_batch")
+"""The operations whose results are blocks: their windows weigh what comes out."""
 
 
 class Call(NamedTuple):
@@ -133,14 +123,12 @@ class Call(NamedTuple):
     @property
     def data_shape(self) -> Size:
         """The shape of the elements that are added or moved."""
-        shape: Size = getattr(self.geometry, SHAPES[self.operation][0])
-        return shape
+        return self.geometry.array_shape if self.operation in TAKING else self.geometry.blocks_shape
 
     @property
     def result_shape(self) -> Size:
         """The shape of the result."""
-        shape: Size = getattr(self.geometry, SHAPES[self.operation][1])
-        return shape
+        return self.geometry.blocks_shape if self.operation in TAKING else self.geometry.array_shape
 
     def covering(self, fill: object) -> Call:
         """Raise where an average leaves elements that no block covers, unless what they are was given; else itself."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cases import KERNEL_MODES
 from executors import ONE_THREAD
 
-from gpufold.calls import PLAIN, REDUCTIONS, SHAPES, Call, Fusion
+from gpufold.calls import PLAIN, REDUCTIONS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     AverageGeometry,
@@ -34,7 +34,7 @@ def random_problem(rng):
     operation = rng.choice(tuple(OPERATIONS))
     extreme = rng.random() < 0.4
     geometry = _DRAWN[operation](rng, extreme)
-    input, output = _arrays(rng, extreme, geometry, *SHAPES[operation])
+    input, output = _arrays(rng, extreme, Call(operation, geometry, ""))
     dtype = rng.choice([name for name, element in ELEMENT_TYPES.items() if element.weight or operation != "average"])
     itemsize = ELEMENT_TYPES[dtype].itemsize
     input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
@@ -148,7 +148,8 @@ def _together(geometry):
 def _sliding(rng, extreme):
     rank = _rank(rng, extreme)
     axes = tuple(_axis(rng, extreme, {1: 600, 2: 40, 3: 8}.get(rank, 3)) for _ in range(rank))
-    return SlidingGeometry(_lead(rng, extreme) if rng.random() < 0.8 else None, _lead(rng, extreme), axes)
+    batch = (_lead(rng, extreme),) if rng.random() < 0.8 else ()
+    return SlidingGeometry((*batch, _lead(rng, extreme)), axes)
 
 
 def _blocks(rng, extreme):
@@ -181,7 +182,7 @@ def _space(rng, extreme):
         extent = block[-1] * grid[-1]
         begin.append(min(extent, rng.choice((0, 0, 0, 1, 2, _number(rng, extreme, 40)))))
         end.append(min(extent - begin[-1], rng.choice((0, 0, 0, 1, 2, _number(rng, extreme, 40)))))
-    return SpaceGeometry(_lead(rng, extreme), space_axes(grid, block, begin, end))
+    return SpaceGeometry((_lead(rng, extreme),), space_axes(grid, block, begin, end))
 
 
 def _average(rng, extreme):
@@ -190,13 +191,12 @@ def _average(rng, extreme):
     return AverageGeometry(shape[:lead], shape[lead:])
 
 
-def _arrays(rng, extreme, geometry, read_shape, written_shape):
-    """Describe the arrays whose shapes these attributes of a geometry are."""
-    read = _laid_out(rng, getattr(geometry, read_shape), extreme, True)
-    written = _laid_out(rng, getattr(geometry, written_shape), extreme, False)
-    if isinstance(geometry, SlidingGeometry) and rng.random() < 0.3:
-        columns = _together(geometry)
-        return (columns, written) if read_shape == "columns_shape" else (read, columns)
+def _arrays(rng, extreme, call):
+    """Describe the arrays of a call."""
+    read, written = _laid_out(rng, call.data_shape, extreme, True), _laid_out(rng, call.result_shape, extreme, False)
+    if isinstance(call.geometry, SlidingGeometry) and rng.random() < 0.3:
+        columns = _together(call.geometry)
+        return (columns, written) if call.operation == "col2im" else (read, columns)
     return read, written
 
 

@@ -155,7 +155,7 @@ for number, case in enumerate((
 )):
     geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
     columns = np.random.default_rng(number).integers(-50, 51, case.columns_shape).astype(np.float32)
-    image = torch.full(geometry.image_shape, np.nan)
+    image = torch.full(geometry.array_shape, np.nan)
     fold(torch.from_numpy(columns), image, geometry, _fold.fn, ROWS=(1, 4)[number // 2], COLUMNS=(32, 16)[number % 2])
     want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
     np.testing.assert_array_equal(image.numpy().reshape(want.shape), want, str(case))

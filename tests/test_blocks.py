@@ -63,7 +63,7 @@ def test_leading_axes_that_are_walked_as_one_are_planes():
     assert (sliding.planes, len(sliding.axes)) == (24, 2)
     apart = (contiguous[0], (8 * 9, 2 * 8 * 9, 6 * 8 * 9, 9, 1))
     sliding, columns, image = blocks_as_columns(geometry, *apart)
-    assert (sliding.batch, sliding.channels) == (2, 3)
+    assert sliding.lead == (2, 3)
     assert sliding.size == (4, 8, 9)
     assert image == apart[1]
     assert columns == (*contiguous[0][:2], 0, *contiguous[0][5:], *contiguous[0][2:5])

@@ -131,11 +131,11 @@ def test_blocks_overlap_where_two_taps_land_on_one_pixel():
             continue
         landed = [[axis.pixel(b, tap) for tap in range(axis.kernel) for b in axis.reach(tap)] for axis in axes]
         want = all(landed) and any(len(set(pixels)) < len(pixels) for pixels in landed)
-        assert SlidingGeometry(1, 1, axes).blocks_overlap == want, axes
+        assert SlidingGeometry((1, 1), axes).blocks_overlap == want, axes
         overlapping += want
     assert 500 < overlapping < 2500
     for stride in (1, 2**40):  # these take no longer
-        assert SlidingGeometry(1, 1, (Axis(2**60, 2**30, stride, 1, 0, 0),)).blocks_overlap == (stride == 1)
+        assert SlidingGeometry((1, 1), (Axis(2**60, 2**30, stride, 1, 0, 0),)).blocks_overlap == (stride == 1)
 
 
 def test_as_many_axes_as_an_array_can_have_are_served():

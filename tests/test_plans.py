@@ -61,9 +61,9 @@ def im2col(shape, kernel, variant="auto", dtype="float32", steps=None, blocks=No
     geometry = im2col_geometry(
         shape, kernel, **{"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
     )
-    columns = Operand.contiguous(geometry.columns_shape)
+    columns = Operand.contiguous(geometry.blocks_shape)
     if blocks is not None:
-        laid = block_by_block(geometry, np.broadcast_to(np.uint8(0), geometry.columns_shape), blocks)
+        laid = block_by_block(geometry, np.broadcast_to(np.uint8(0), geometry.blocks_shape), blocks)
         columns = Operand(laid.shape, laid.strides)
     call = Call("im2col", geometry, dtype, fusion=Fusion(window=window), variant=variant)
     return planned(call, contiguous(shape, steps), columns, every)
@@ -85,10 +85,10 @@ def space(operation, shape, block, variant="auto", dtype="float32", begin=None, 
     """Plan a call, the shape being of the batch; `space` are other strides of the space."""
     margins = (1, *block), begin or (0,) * len(shape), end or (0,) * len(shape)
     batch = batch_to_space_geometry(shape, *margins)
-    operands = contiguous(shape, alignment=alignment), contiguous(batch.space_shape, space, alignment)
+    operands = contiguous(shape, alignment=alignment), contiguous(batch.array_shape, space, alignment)
     if operation == "batch_to_space":
         return planned(Call(operation, batch, dtype, variant=variant), *operands)
-    geometry = space_to_batch_geometry(batch.space_shape, *margins)
+    geometry = space_to_batch_geometry(batch.array_shape, *margins)
     return planned(Call(operation, geometry, dtype, variant=variant), *reversed(operands))
 
 
@@ -123,9 +123,9 @@ def taps(number, dtype="float32", spaced=1):
     """Plan a call whose columns lie row by row."""
     case = CASES_OF_KERNELS["im2col", "taps"][number]
     geometry = im2col_geometry(case.image_shape, case.kernel_size, **case.arguments)
-    *lead, rows, blocks = geometry.columns_shape
+    *lead, rows, blocks = geometry.blocks_shape
     columns = Operand((*lead, rows, blocks), (rows * blocks * spaced, spaced, rows * spaced))
-    return planned(Call("im2col", geometry, dtype, variant="taps"), contiguous(geometry.image_shape), columns)
+    return planned(Call("im2col", geometry, dtype, variant="taps"), contiguous(geometry.array_shape), columns)
 
 
 def launched_with(**needs):

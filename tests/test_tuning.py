@@ -22,7 +22,7 @@ from test_gpu import EVERY_CALL, captured
 
 import gpufold
 from bench.hostcuda import fake_cupy
-from bench.problems import PROBLEMS
+from bench.problems import PROBLEMS, of_batch
 from gpufold.calls import Call as Description
 from gpufold.gpu import launch, registry, tuning
 from gpufold.gpu.plan import H200, Operand
@@ -363,7 +363,7 @@ def test_batches_of_a_problem_meet_few_keys():
     for found in PROBLEMS[::3]:
         keys = set()
         for batch in range(1, 65):
-            sized = replace(found, geometry=replace(found.geometry, batch=batch))
+            sized = replace(found, geometry=of_batch(found.geometry, batch))
             call = Description(sized.operation, sized.planned_geometry, "float32", sized.fusion)
             keys.add(key(call, Operand.contiguous(sized.input_shape), Operand.contiguous(sized.output_shape)))
         counts.append(len(keys))

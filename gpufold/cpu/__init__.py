@@ -36,7 +36,7 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
     """View blocks as split columns, and the array as an image."""
     geometry = call.geometry
     if isinstance(geometry, SlidingGeometry):
-        image = array[None] if geometry.batch is None else array
+        image = array[None] if len(geometry.lead) == 1 else array
         return blocks.reshape(geometry.split_columns_shape), image, geometry.axes
     if isinstance(geometry, SpaceGeometry):  # (prod(block)*B, *D) as (B, 1, *block, *D)
         rank = len(geometry.axes)

@@ -6,6 +6,7 @@ A chunk of a result is made from one piece of the input, and pieces overlap wher
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,10 @@ def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
     taps, num_blocks = prod(geometry.block_shape), geometry.num_blocks
     rows, length = whole(rows, taps), whole(length, prod(num_blocks[1:]))
     lead = (*batch, tuple(size // taps for size in rows))
-    cut = cut_result(call, lead, chunks, geometry.image_shape, data)
+    cut = cut_result(call, lead, chunks, geometry.array_shape, data)
     if 0 in data.shape:
         return zeros(call, data, cut)
-    blocks = data.rechunk((*batch, rows, length)).reshape((*geometry.image_shape[: len(lead)], taps, *num_blocks))
+    blocks = data.rechunk((*batch, rows, length)).reshape((*geometry.array_shape[: len(lead)], taps, *num_blocks))
     return fold(call, blocks, len(lead) + 1, [len(lead)], cut, weights)
 
 
@@ -104,7 +105,7 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
     *batch, channels = image.chunks[: -len(geometry.axes)]
     taps, (num_rows, *others) = prod(geometry.block_shape), geometry.num_blocks
     lead = (*batch, tuple(size * taps for size in channels))
-    shape = (*geometry.columns_shape[:-1], num_rows, prod(others))
+    shape = (*geometry.blocks_shape[:-1], num_rows, prod(others))
     *_, rows, (row,) = cut_result(call, lead, chunks, shape, image, count=1)
     cut = (*lead, tuple(size * row for size in rows))
     if 0 in image.shape:
@@ -233,19 +234,16 @@ def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> An
     if isinstance(geometry, SlidingGeometry):
         blocks = blocks.reshape(geometry.split_columns_shape)
     elif isinstance(geometry, SpaceGeometry):
-        blocks = blocks.reshape(geometry.batch_shape)
+        blocks = blocks.reshape(geometry.blocks_shape)
     library = library_of(call.operation, "a chunk", blocks)
     run(call._replace(geometry=geometry), library, blocks, result[(..., *parts)], weights)
     return result
 
 
-def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> SlidingGeometry | BlocksGeometry | SpaceGeometry:
+def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> Any:
     """Return the geometry of a chunk: that of the call along other axes."""
-    if isinstance(call.geometry, SpaceGeometry):
-        return SpaceGeometry(lead[0], axes)
-    if isinstance(call.geometry, SlidingGeometry):
-        return SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], axes)
-    return BlocksGeometry(lead, axes)
+    geometry: Any = call.geometry
+    return replace(geometry, lead=lead, axes=axes)
 
 
 def unfold(

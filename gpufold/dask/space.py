@@ -29,8 +29,8 @@ def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
     geometry = geometry_of(call, SpaceGeometry)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
     lead = (images or [data])[0].chunks[:1]
-    cut = cut_result(call, lead, chunks, geometry.space_shape, data)
-    if 0 in data.shape or 0 in geometry.space_shape:
+    cut = cut_result(call, lead, chunks, geometry.array_shape, data)
+    if 0 in data.shape or 0 in geometry.array_shape:
         return zeros(call, data, cut)
     batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
     return fold(call, batches, 2, [0], cut)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
@@ -139,14 +139,22 @@ class Axis(NamedTuple):
         return [slice(*span) for span in zip(ends[::2], ends[1::2], strict=True) if span[0] < span[1]]
 
 
+@dataclass(frozen=True)
 class OnAxes:
-    """What sliding blocks have on their axes."""
+    """How blocks that slide along the last axes of an array (*lead, *size) belong together with it."""
 
+    lead: Size
     axes: tuple[Axis, ...]
+
+    __hash__ = hash_once
 
     @cached_property
     def size(self) -> Size:
         return tuple(axis.size for axis in self.axes)
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *self.size)
 
     @cached_property
     def block_shape(self) -> Size:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpufold.geometry.axes import Axis, OnAxes, hash_once
+from gpufold.geometry.axes import Axis, OnAxes
 from gpufold.geometry.grids import LAST_BLOCKS
 from gpufold.geometry.integers import (
     PerAxis,
@@ -21,18 +20,8 @@ from gpufold.geometry.sliding import SPATIAL, SlidingGeometry
 from gpufold.given import word
 
 
-@dataclass(frozen=True)
 class BlocksGeometry(OnAxes):
     """How blocks (*lead, *num_blocks, *block_shape) and an array (*lead, *size) belong together."""
-
-    lead: Size
-    axes: tuple[Axis, ...]
-
-    __hash__ = hash_once
-
-    @cached_property
-    def array_shape(self) -> Size:
-        return (*self.lead, *self.size)
 
     @cached_property
     def blocks_shape(self) -> Size:
@@ -88,12 +77,12 @@ def blocks_as_columns(
     lead = merged_axes(geometry.lead, blocks_strides[:count], array_strides[:count])
     if not lead:
         lead.append((1, geometry.num_blocks[0] * blocks_strides[count], geometry.axes[0].size * array_strides[count]))
-    batch = lead[0][0] if len(lead) > 1 else None
-    if batch is None:
+    batched = len(lead) > 1
+    if not batched:
         lead.insert(0, (1, lead[0][0] * lead[0][1], lead[0][0] * lead[0][2]))
     units = lead[2:]
     axes = (*(Axis(extent, 1, 1, 1, 0, 0) for extent, _, _ in units), *geometry.axes)
-    _, lead_blocks, lead_array = zip(*lead, strict=True)
+    extents, lead_blocks, lead_array = zip(*lead, strict=True)
     columns_strides = (
         *lead_blocks[:2],
         *(0 for _ in units),
@@ -101,7 +90,7 @@ def blocks_as_columns(
         *lead_blocks[2:],
         *blocks_strides[count : count + rank],
     )
-    return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
+    return SlidingGeometry(extents[not batched : 2], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
 def _hangs_over(operation: str, name: str, last: object, _: Size) -> bool:

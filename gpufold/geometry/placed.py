@@ -100,6 +100,11 @@ class AverageGeometry:
     def array_shape(self) -> Size:
         return (*self.lead, *self.block_shape)
 
+    @property
+    def blocks_shape(self) -> Size:
+        """The shape of what is divided."""
+        return self.array_shape
+
 
 @lru_cache(maxsize=256)
 def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:

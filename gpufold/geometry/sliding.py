@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from gpufold.geometry.axes import Axis, OnAxes, hash_once
+from gpufold.geometry.axes import Axis, OnAxes
 from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, check_of_sizes, expand, sequence
 
 SPATIAL = "spatial axis"
@@ -14,36 +13,31 @@ MOST_CHANNELS = 4
 """Of an image whose last axis may be its channels."""
 
 
-@dataclass(frozen=True)
 class SlidingGeometry(OnAxes):
-    """How columns (N, C*prod(kernel), L) and an image (N, C, *size) belong together; batch None: no N."""
+    """How columns (N, C*prod(kernel), L) and an image (N, C, *size) belong together; lead is (N, C) or (C,)."""
 
-    batch: int | None
-    channels: int
-    axes: tuple[Axis, ...]
+    @property
+    def batch(self) -> int:
+        """N, and 1 where there is none."""
+        return prod(self.lead[:-1])
 
-    __hash__ = hash_once
+    @property
+    def channels(self) -> int:
+        return self.lead[-1]
 
     @cached_property
     def planes(self) -> int:
         """Images of one channel each: N*C."""
-        return (1 if self.batch is None else self.batch) * self.channels
+        return prod(self.lead)
 
     @cached_property
-    def columns_shape(self) -> Size:
-        lead = () if self.batch is None else (self.batch,)
-        return (*lead, self.channels * prod(self.block_shape), prod(self.num_blocks))
-
-    @cached_property
-    def image_shape(self) -> Size:
-        lead = () if self.batch is None else (self.batch,)
-        return (*lead, self.channels, *self.size)
+    def blocks_shape(self) -> Size:
+        return (*self.lead[:-1], self.channels * prod(self.block_shape), prod(self.num_blocks))
 
     @cached_property
     def split_columns_shape(self) -> Size:
         """The columns with every axis apart: (N, C, *kernel, *blocks), N = 1 where there is none."""
-        batch = 1 if self.batch is None else self.batch
-        return (batch, self.channels, *self.block_shape, *self.num_blocks)
+        return (self.batch, self.channels, *self.block_shape, *self.num_blocks)
 
     @cached_property
     def blocks_overlap(self) -> bool:
@@ -88,7 +82,7 @@ def col2im_geometry(
 ) -> SlidingGeometry:
     """Check the sizes of a col2im call, whose columns are given and whose rank is the length of output_size.
 
-    >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).image_shape
+    >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).array_shape
     (3, 3, 16, 16)
     """
     operation = "col2im"
@@ -101,19 +95,18 @@ def col2im_geometry(
     given = kernel_size, strides, dilations, pads_begin, pads_end
     axes = _sliding_axes(operation, output_size, "output_size", "output_size", given)
     *lead, rows, length = columns_shape
-    batch = lead[0] if lead else None
     taps = prod(axis.kernel for axis in axes)
     if rows % taps:
         raise ValueError(
             f"{operation}: data axis {len(lead)} must be C*prod(kernel_size), a multiple of {taps} for "
             f"kernel_size={tuple(axis.kernel for axis in axes)}, got {rows}: shape {columns_shape}"
         )
-    geometry = SlidingGeometry(batch, rows // taps, axes)
-    if length != geometry.columns_shape[-1]:
+    geometry = SlidingGeometry((*lead, rows // taps), axes)
+    if length != geometry.blocks_shape[-1]:
         raise ValueError(
             f"{operation}: data axis {len(lead) + 1} must be the number of blocks, got {length} "
             f"(shape {columns_shape}), but {_given(axes, 'output_size')} give "
-            f"{' * '.join(map(str, geometry.num_blocks))} = {geometry.columns_shape[-1]} blocks"
+            f"{' * '.join(map(str, geometry.num_blocks))} = {geometry.blocks_shape[-1]} blocks"
         )
     return geometry
 
@@ -129,7 +122,7 @@ def im2col_geometry(
 ) -> SlidingGeometry:
     """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
 
-    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).columns_shape
+    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).blocks_shape
     (3, 12, 225)
     """
     operation = "im2col"
@@ -144,7 +137,7 @@ def im2col_geometry(
         )
     given = kernel_size, strides, dilations, pads_begin, pads_end
     axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", given, image_shape)
-    return SlidingGeometry(image_shape[0] if lead == 2 else None, image_shape[lead - 1], axes)
+    return SlidingGeometry(image_shape[:lead], axes)
 
 
 _PER_AXIS = ("kernel_size", "strides", "dilations", "pads_begin", "pads_end")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from math import prod
 from operator import index
 from typing import Any
 
-from gpufold.geometry.axes import Axis, OnAxes, hash_once
+from gpufold.geometry.axes import Axis, OnAxes
 from gpufold.geometry.integers import (
     PerAxis,
     Size,
@@ -23,7 +22,6 @@ from gpufold.geometry.integers import (
 from gpufold.given import shown
 
 
-@dataclass(frozen=True)
 class SpaceGeometry(OnAxes):
     """How batch (B*prod(block), *D) and space (B, *E) belong together: as blocks on the axes of E that tile it.
 
@@ -32,18 +30,13 @@ class SpaceGeometry(OnAxes):
     (space_to_batch).
     """
 
-    batch: int
-    axes: tuple[Axis, ...]
-
-    __hash__ = hash_once
+    @property
+    def batch(self) -> int:
+        return self.lead[0]
 
     @cached_property
-    def batch_shape(self) -> Size:
+    def blocks_shape(self) -> Size:
         return (self.batch * prod(self.block_shape), *self.num_blocks)
-
-    @cached_property
-    def space_shape(self) -> Size:
-        return (self.batch, *self.size)
 
 
 def space_axes(grid: Sequence[int], block: Sequence[int], begin: Sequence[int], end: Sequence[int]) -> tuple[Axis, ...]:
@@ -126,7 +119,7 @@ def batch_to_space_geometry(
 ) -> SpaceGeometry:
     """Check the sizes of a batch_to_space call.
 
-    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).space_shape
+    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).array_shape
     (2, 8)
     """
     operation = "batch_to_space"
@@ -147,7 +140,7 @@ def batch_to_space_geometry(
                 f"got {axis.pad_begin} + {axis.pad_end} = {axis.pad_begin + axis.pad_end} on axis {number + 1}, "
                 f"where {grid[number]} * {axis.kernel} = {grid[number] * axis.kernel}"
             )
-    return SpaceGeometry(batch // prod(block), axes)
+    return SpaceGeometry((batch // prod(block),), axes)
 
 
 @check_of_sizes(pads_begin=_margins, pads_end=_margins)
@@ -156,7 +149,7 @@ def space_to_batch_geometry(
 ) -> SpaceGeometry:
     """Check the sizes of a space_to_batch call.
 
-    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).batch_shape
+    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).blocks_shape
     (10, 2)
     """
     operation = "space_to_batch"
@@ -172,4 +165,4 @@ def space_to_batch_geometry(
                 f"got {axis.size} + {axis.pad_begin} + {axis.pad_end} = {axis.padded_size} on axis {number + 1}, "
                 f"where block_shape is {axis.kernel}"
             )
-    return SpaceGeometry(batch, axes)
+    return SpaceGeometry((batch,), axes)

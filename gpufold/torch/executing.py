@@ -199,7 +199,7 @@ def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
     if not (isinstance(geometry, SlidingGeometry) and floats and plain) or is_on_gpu(data):
         return None
     size, kernel, strides, dilations, begins, ends = zip(*geometry.axes, strict=True)
-    if not 0 < prod(geometry.columns_shape) <= SMALL or not is_in_aten(data, len(size), dilations, begins, ends):
+    if not 0 < prod(geometry.blocks_shape) <= SMALL or not is_in_aten(data, len(size), dilations, begins, ends):
         return None
     steps = {"dilation": dilations, "padding": begins, "stride": strides}
     if call.operation == "im2col":

@@ -16,7 +16,7 @@ def as_columns(problem: Problem) -> Problem:
     gathers = problem.call.operation == "blocks_to_array"
     blocks, array = (problem.input, problem.output) if gathers else (problem.output, problem.input)
     sliding, *strides = blocks_as_columns(geometry, blocks.strides, array.strides)
-    shapes = sliding.split_columns_shape, sliding.image_shape  # without a batch where there is none
+    shapes = sliding.split_columns_shape, sliding.array_shape  # without a batch where there is none
     columns, image = (
         Operand(shape, steps[-len(shape) :], operand.alignment)
         for shape, steps, operand in zip(shapes, strides, (blocks, array), strict=True)

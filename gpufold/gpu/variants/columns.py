@@ -61,7 +61,7 @@ def view_of(problem: Problem) -> ColumnsView:
     # No dilation moves the single tap of an axis.
     axes = tuple(axis._replace(dilation=1) if axis.kernel == 1 else axis for axis in geometry.axes)
     rank = len(axes)
-    batch, channels = 1 if geometry.batch is None else geometry.batch, geometry.channels
+    batch, channels = geometry.batch, geometry.channels
     if problem.input.shape == geometry.split_columns_shape:
         columns_batch, columns_channel, *strides = problem.input.strides
         tap_strides, block_strides = tuple(strides[:rank]), tuple(strides[rank:])
