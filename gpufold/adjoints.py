@@ -152,7 +152,7 @@ def _reciprocals(xp: Library, call: Call, like: Any, window: Any) -> Any:
         kind = "none" if weights is None else "separable" if len(axes) == 1 else "full"
         if weights is not None and call.fusion.reduction == "least_squares":
             weights = weights * weights
-        ones = xp.broadcast_to(xp.full((), 1, dtype, like), (prod(plane.block_shape), prod(plane.num_blocks)))
+        ones = xp.broadcast_to(xp.full((), 1, dtype, like), plane.blocks_shape)
         sums = Call("col2im", plane, dtype, Fusion(window=kind))
         return xp.apply(sums, ones, None if weights is None else xp.window_of((weights,)))[0]
 

@@ -12,12 +12,12 @@ from executors import ONE_THREAD
 from gpufold.calls import PLAIN, REDUCTIONS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
-    AverageGeometry,
     Axis,
     PositionsGeometry,
     SlidingGeometry,
     SpaceGeometry,
     array_to_blocks_geometry,
+    average_geometry,
     space_axes,
 )
 from gpufold.given import WINDOWS
@@ -188,7 +188,7 @@ def _space(rng, extreme):
 def _average(rng, extreme):
     shape = tuple(_number(rng, extreme, 600) for _ in range(_rank(rng, extreme)))
     lead = rng.randint(0, len(shape))
-    return AverageGeometry(shape[:lead], shape[lead:])
+    return average_geometry(shape, shape[lead:])
 
 
 def _arrays(rng, extreme, call):

@@ -58,9 +58,7 @@ def col2im(size, kernel, variant="auto", dtype="float32", batch=1, channels=1, s
 def im2col(shape, kernel, variant="auto", dtype="float32", steps=None, blocks=None, window="none", **arguments):
     """Plan a call; columns are contiguous, `blocks` says from which element on they lie block by block."""
     every = arguments.pop("all_of_them", False)
-    geometry = im2col_geometry(
-        shape, kernel, **{"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
-    )
+    geometry = im2col_geometry(shape, kernel, **arguments)
     columns = Operand.contiguous(geometry.blocks_shape)
     if blocks is not None:
         laid = block_by_block(geometry, np.broadcast_to(np.uint8(0), geometry.blocks_shape), blocks)

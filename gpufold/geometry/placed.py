@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpufold.geometry.axes import hash_once
+from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, expand
 
 
@@ -87,22 +87,11 @@ def _leading_axes(operation: str, name: str, array_shape: Size, positions_shape:
     return len(array_shape) - rank
 
 
-@dataclass(frozen=True)
-class AverageGeometry:
-    """How weights (*block_shape) lie on an array (*lead, *block_shape) that is divided by them."""
-
-    lead: Size
-    block_shape: Size
-
-    __hash__ = hash_once
-
-    @cached_property
-    def array_shape(self) -> Size:
-        return (*self.lead, *self.block_shape)
+class AverageGeometry(OnAxes):
+    """How weights (*size) lie on an array (*lead, *size) that is divided by them: as one block of it does."""
 
     @property
     def blocks_shape(self) -> Size:
-        """The shape of what is divided."""
         return self.array_shape
 
 
@@ -119,4 +108,4 @@ def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
             f"average: weight must have the shape of numerator's last axes, where numerator has shape {array_shape}, "
             f"got {weight_shape}"
         )
-    return AverageGeometry(array_shape[:lead], weight_shape)
+    return AverageGeometry(array_shape[:lead], tuple(Axis(extent, extent, 1, 1, 0, 0) for extent in weight_shape))
