@@ -199,10 +199,10 @@ def add_blocks(
         return sums.to(array.dtype)
     if is_traced(array, blocks):
         places = operators.as_positions("add_blocks", positions, array)
-        _check_addition("add_blocks", array, blocks, places, window, variant=variant, deterministic=deterministic)
+        if operators.are_known((array, blocks, places)):
+            _addition("add_blocks", array, blocks, places, window, (variant, deterministic))
         return operators.trace("add_blocks", (blocks, window, places, array), (), 0, ("sum", variant, deterministic))
-    into, given, places = _described_addition("add_blocks", array, blocks, positions)
-    call = calls.add_blocks(into, given, places, window, variant=variant, deterministic=deterministic)
+    call, places = _addition("add_blocks", array, blocks, positions, window, (variant, deterministic))
     return compute(call, blocks, window, places, array)
 
 
@@ -232,14 +232,13 @@ def add_blocks_(
     Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. With gradients this
     is ``array.copy_(add_blocks(array, ...))`` and allocates a tensor. A window's gradient includes `weight_out`.
     """
-    options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
+    choices = variant, deterministic
     if weights is not None or is_traced(array, blocks):
         positions = operators.as_positions("add_blocks_", positions, array)
-        _check_addition("add_blocks_", array, blocks, positions, window, weight_out, **options)
+        if operators.are_known((array, blocks, positions)):
+            _addition("add_blocks_", array, blocks, positions, window, choices, weight_out)
     else:
-        into, given, positions = _described_addition("add_blocks_", array, blocks, positions)
-        of_weights = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
-        call = calls.add_blocks(into, given, positions, window, weight_out=of_weights, **options)
+        call, positions = _addition("add_blocks_", array, blocks, positions, window, choices, weight_out)
         if executing.add_in_place(call, array, blocks, window, positions, weight_out):
             return array
     array, weight_out = tensors.alive(array), tensors.alive(weight_out)
@@ -257,9 +256,10 @@ def add_blocks_(
             ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
     elif ones is not None and window is not None:
         window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), ones.dtype)
-    sums = add_blocks(sums, blocks, positions, window=window, **options).to(array.dtype)
+    add = partial(add_blocks, positions=positions, window=window, variant=variant, deterministic=deterministic)
+    sums = add(sums, blocks).to(array.dtype)
     if weight_out is not None and ones is not None:
-        new_weights = add_blocks(weight_out, ones, positions, window=window, **options)
+        new_weights = add(weight_out, ones)
     return executing.written_over(array, sums, weight_out, new_weights)
 
 
@@ -292,21 +292,18 @@ def _weighed(
     return tensors.weighed(terms, factors), factors, places
 
 
-def _check_addition(
-    name: str, array: Tensor, blocks: Tensor, places: Tensor, window: Any, weight_out: Any = None, **options: Any
-) -> None:
-    """Raise where a call that is recorded, and whose sizes are known, would raise if it computed."""
-    if operators.are_known((array, blocks, places)):
-        into, given, places = _described_addition(name, array, blocks, places)
-        sums = None if weight_out is None else described(name, "weight_out", weight_out)
-        calls.add_blocks(into, given, places, window, weight_out=sums, **options)
-
-
-def _described_addition(
-    name: str, array: Tensor, blocks: Tensor, positions: Any
-) -> tuple[tensors.Described, tensors.Described, Tensor]:
+def _addition(
+    name: str, array: Tensor, blocks: Tensor, positions: Any, window: Any, choices: tuple[str, bool], sums: Any = None
+) -> tuple[calls.Call, Tensor]:
+    """Describe a call that adds blocks, and return it and the positions as a tensor."""
     into, given = described(name, "array", array), described(name, "blocks", blocks)
-    return into, given, tensors.as_positions(name, positions, array, "array")
+    places = tensors.as_positions(name, positions, array, "array")
+    of_weights = None if sums is None else described(name, "weight_out", sums)
+    variant, deterministic = choices
+    call = calls.add_blocks(
+        into, given, places, window, weight_out=of_weights, variant=variant, deterministic=deterministic
+    )
+    return call, places
 
 
 @public
