@@ -103,6 +103,6 @@ def test_tensors_have_the_same_bits_and_a_gradient(reduction, kind):
     sizes = [list(size), list(tile), [4, 8]]
     joined = torch.cat(given) if kind == "separable" else given
     joined = gpufold.torch.tensors.narrowed(joined, torch.float32)
-    arguments = (data.detach(), joined, None, None, *sizes, reduction, kind == "separable", "auto", True, True)
+    arguments = (data.detach(), joined, None, None, *sizes, reduction, kind == "separable", "auto", True, True, False)
     composed = by_aten(gpufold.torch.exporting.fold_by_aten, "blocks_to_array", *arguments)
     np.testing.assert_allclose(composed.numpy(), want, rtol=1e-4)
