@@ -143,10 +143,10 @@ class Bench:
 
     def _candidates(self, problem: Problem, data: Any) -> Iterator[tuple[str, Callable[[], Call | None]]]:
         """Yield the name of each candidate and what makes its call, or None for a problem that it does not serve."""
-        yield OURS, lambda: Call(lambda: problem(data))
+        yield OURS, lambda: Call(problem.prepared(data))
         for variant in self.variants:
             if variant in gpufold.variants(problem.operation):
-                yield variant, lambda variant=variant: Call(lambda: problem(data, variant=variant))  # type: ignore[misc]
+                yield variant, lambda variant=variant: Call(problem.prepared(data, variant=variant))  # type: ignore[misc]
         for peer in self.peers:
             yield peer.name, lambda peer=peer: peer.call(problem, data, self.threads)  # type: ignore[misc]
 

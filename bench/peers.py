@@ -419,7 +419,7 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
     function, given = getattr(gpufold, problem.operation), problem.given(numpy.asarray)
 
     def run(array: Any) -> Any:
-        return problem.call(function, array, partial(numpy.zeros, dtype=array.dtype), given)
+        return problem.bound(function, partial(numpy.zeros, dtype=array.dtype), given)(array)
 
     return _in_jax(data, threads, run)
 
@@ -492,7 +492,7 @@ def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
 
     function = getattr(gpufold.torch, "add_blocks_" if problem.operation == "add_blocks" else problem.operation)
     given = problem.given(partial(torch.as_tensor, device=tensor.device))
-    return lambda tensor: problem.call(function, tensor, tensor.new_zeros, given)
+    return problem.bound(function, tensor.new_zeros, given)
 
 
 def _on_tensors(

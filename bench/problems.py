@@ -198,16 +198,22 @@ class Problem:
 
     def __call__(self, data: Any, **options: Any) -> Any:
         """Run gpufold."""
+        return self.prepared(data, **options)()
+
+    def prepared(self, data: Any, **options: Any) -> Callable[[], Any]:
+        """Return a call of gpufold, whose arguments are there before."""
         library = library_of(data)
         function = gpufold.add_blocks_ if self.operation == "add_blocks" else getattr(gpufold, self.operation)
         zeros = partial(library.zeros, dtype=data.dtype)
-        return self.call(function, data, zeros, _given_on_device(self, library.__name__), **options)
+        return partial(self.bound(function, zeros, _given_on_device(self, library.__name__), **options), data)
 
-    def call(self, function: Any, data: Any, zeros: Any, given: Any, **options: Any) -> Any:
-        """Call a function of gpufold on arrays of any library; `zeros` makes what blocks are added to."""
-        lead = [zeros(self.output_shape)] if self.operation == "add_blocks" else []
+    def bound(self, function: Any, zeros: Any, given: Any, **options: Any) -> Callable[[Any], Any]:
+        """Return a function of gpufold as one of data of any library alone; `zeros` makes what blocks are added to."""
         positions, fused = given
-        return function(*lead, data, *positions, **self.arguments, **fused, **options)
+        options = self.arguments | fused | options
+        if self.operation == "add_blocks":
+            return lambda data: function(zeros(self.output_shape), data, *positions, **options)
+        return lambda data: function(data, *positions, **options)
 
     def given(self, to: Callable[[Array], Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the positions and what is fused, as arguments whose arrays `to` brings to another library.

@@ -332,7 +332,7 @@ def device(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
     monkeypatch.setattr(fake_cupy, "_lost", [])
-    monkeypatch.setattr(Problem, "__call__", compute)
+    monkeypatch.setattr(Problem, "prepared", lambda *given, **options: partial(compute, *given, **options))
     of_cupy = [replace(peer) for peer in PEERS if peer.name == "cupy"]
     monkeypatch.setattr(bench.measure, "installed", lambda device: of_cupy)
     monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
