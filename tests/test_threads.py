@@ -193,38 +193,28 @@ def test_calls_of_a_kind_are_made_as_they_take_less_time(fastest, ways, count, m
         made.append((way, threads))
         now[0] += seconds[way, threads]
 
-    def call(size):
-        threads.on_threads(kind, size, *[partial(work, way) for way in range(ways)])
+    def call(times, size=2 * threads.THREAD_BYTES):
+        made.clear()
+        for _ in range(times):
+            threads.on_threads(kind, size, *[partial(work, way) for way in range(ways)])
+        return made
 
     gpufold.set_num_threads(count)
     monkeypatch.setattr(threads, "MOST_TRIED", 1 << 28)
     monkeypatch.setattr(threads, "perf_counter", lambda: now[0])
-    kind, bytes_of_two = (object(),), 2 * threads.THREAD_BYTES
-    choices = ways + (count == 2)
-    for _ in range(choices * threads.AGAIN):
-        call(bytes_of_two)
-    first = threads.TRIALS * choices
-    alone = [(best[0], 1)] * (count == 2)
-    assert made[:first] == threads.TRIALS * [*tried, *alone]
-    assert set(made[first : threads.AGAIN - 1]) == {best}
-    assert {*tried, *alone} == set(made[first:])
-    assert made[first:].count(best) == choices * (threads.AGAIN - 1) + 1 - first
-    slow = next(each for each in [*tried, *alone] if each != best)
-    seconds[slow], made[:] = 99.0, []
-    for _ in range(8 * choices * threads.AGAIN):
-        call(bytes_of_two)
-    assert made.count(slow) == 1  # it is left alone for long
-    seconds[slow], made[:] = 0.5, []
-    for _ in range(8 * choices * threads.AGAIN):
-        call(bytes_of_two)
-    assert made.count(slow) > 2 * choices
-    for size in (bytes_of_two - 1, threads.MOST_TRIED + 1):
-        call(size)
-    assert made[-2:] == [(0, 1), (0, count)]
-
-
-def numbers(count):
-    return [(number,) for number in range(count)]
+    kind, alone = (object(),), [(best[0], 1)] * (count == 2)
+    choices = len(tried + alone)
+    assert call(threads.TRIALS * choices) == threads.TRIALS * (tried + alone)
+    assert set(call(threads.AGAIN - threads.TRIALS * choices - 1)) == {best}
+    assert call(choices * threads.AGAIN).count(best) == choices * (threads.AGAIN - 1) + 1
+    assert set(made) == {*tried, *alone}
+    slow = next(each for each in tried + alone if each != best)
+    seconds[slow] = 99.0
+    assert call(8 * choices * threads.AGAIN).count(slow) == 1  # it is left alone for long
+    seconds[slow] = 0.5
+    assert call(8 * choices * threads.AGAIN).count(slow) > 2 * choices
+    assert call(1, 2 * threads.THREAD_BYTES - 1) == [(0, 1)]
+    assert call(1, threads.MOST_TRIED + 1) == [(0, count)]
 
 
 @pytest.mark.parametrize(("allowed", "worth"), [(1, 99), (2, 99), (5, 99), (5, 2)])
@@ -239,7 +229,7 @@ def test_as_many_threads_run_as_are_allowed_and_the_work_is_worth(allowed, worth
             together.wait(timeout=30)
         time.sleep(0.001)  # others would take the next items
 
-    threads.for_each(work, numbers(20), worth)
+    threads.for_each(work, zip(range(20)), worth)
     assert len(seen) == count
 
 
@@ -279,7 +269,7 @@ def test_a_call_works_alone_where_no_thread_starts_or_no_mode_can_be_passed_on(n
     want, seen = fold(), set()
     gpufold.set_num_threads(4)  # of which none has started
     monkeypatch.setattr(threads, name, value)
-    threads.for_each(lambda number: seen.add(threading.get_ident()), numbers(50))
+    threads.for_each(lambda number: seen.add(threading.get_ident()), zip(range(50)))
     assert seen == {threading.get_ident()}
     for _ in range(3):
         assert_same_bits(fold(), want)
@@ -294,7 +284,7 @@ def test_calls_that_no_helper_is_free_for_leave_few_requests():
         met.wait(timeout=30)
         free.wait(timeout=30)
 
-    holder = threading.Thread(target=threads.for_each, args=(hold, numbers(3)))
+    holder = threading.Thread(target=threads.for_each, args=(hold, zip(range(3))))
     holder.start()
     while met.n_waiting or len(serving()) < 2:
         time.sleep(0.001)
@@ -317,7 +307,7 @@ def test_an_error_in_one_item_stops_the_others_and_is_raised():
         done.append(number)
 
     with pytest.raises(ZeroDivisionError, match="item 4"):
-        threads.for_each(work, numbers(200))
+        threads.for_each(work, zip(range(200)))
     finished = len(done)
     assert finished < 100, "items were begun after the error"
     time.sleep(0.05)
@@ -336,7 +326,7 @@ def test_helpers_have_the_callers_error_state_and_it_has_their_errors():
             raise KeyError("from a helper")
 
     with np.errstate(over="call"), pytest.raises(KeyError, match="from a helper"):
-        threads.for_each(work, numbers(2))
+        threads.for_each(work, zip(range(2)))
     assert states == ["call", "call"]
 
 
@@ -361,7 +351,7 @@ def test_a_call_waits_for_the_helpers_that_started_where_no_more_can(monkeypatch
         done.append(number)
 
     monkeypatch.setattr(threads, "start_new_thread", limited)
-    threads.for_each(work, numbers(3))
+    threads.for_each(work, zip(range(3)))
     assert started
     assert sorted(done) == [0, 1, 2], "an item was unfinished as the call returned"
 
