@@ -160,7 +160,10 @@ def _unfold_view(
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
     view_of = _view_of(axes, image.itemsize, image.shape, image.strides, columns.shape, columns.strides)
-    view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
+    if image.flags.c_contiguous:  # which takes half of the time
+        view = np.ndarray(columns.shape, image.dtype, image, view_of.offset, view_of.steps)
+    else:
+        view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
     arrays = [array for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
 
@@ -178,8 +181,9 @@ def _unfold_view(
 class _View:
     """A view of the blocks that lie inside an image, in the shape of split columns, and how it is cut."""
 
+    offset: int
     first: Index
-    """The image from its first pixel on."""
+    """The first pixel: its bytes in an image that is contiguous, and the image from it on."""
     steps: Size
     order: tuple[int, ...]
     """The axes of a part, of which the taps of a row are the last."""
@@ -213,8 +217,10 @@ def _view_of(
         most = prod(of_blocks) if prod(of_blocks[2:]) <= most else most
     taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
     blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
+    first = [axis.pixel(0, 0) for axis in axes]
     return _View(
-        (ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes)),
+        sum(pixel * step for pixel, step in zip(first, strides[2:], strict=True)),
+        (ALL, ALL, *(slice(pixel, None) for pixel in first)),
         (*strides[:2], *taps, *blocks),
         (0, 1, *range(2, 1 + rank), *range(2 + rank, ndim), 1 + rank),
         of_blocks,
