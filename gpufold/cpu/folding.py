@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -167,14 +168,17 @@ def _unfold_view(
     arrays = [array for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
 
-    def on(threads: int) -> None:
+    def on(most: int, threads: int) -> None:
         order = view_of.order
-        parts = [tuple([array[part].transpose(order) for array in arrays]) for part in view_of.parts(threads)]
+        parts = [tuple([array[part].transpose(order) for array in arrays]) for part in view_of.parts(most, threads)]
         for_each(copy, parts, threads)
 
     if threads is not None:
-        return on(threads)
-    on_threads((copy, view_of, columns.dtype), columns.nbytes, on)
+        return on(view_of.most, threads)
+    ways = [partial(on, view_of.most)]
+    if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
+        ways.append(partial(on, prod(view_of.of_blocks)))
+    on_threads((copy, view_of, columns.dtype), columns.nbytes, *ways)
 
 
 @dataclass(slots=True, eq=False)
@@ -189,12 +193,12 @@ class _View:
     """The axes of a part, of which the taps of a row are the last."""
     of_blocks: Size
     most: int
-    """Elements of `of_blocks` in a part at most."""
+    """Elements of `of_blocks` in a part at most, for the lines of a part to stay in the cache."""
     lines: Size
 
-    def parts(self, threads: int) -> list[Index]:
+    def parts(self, most: int, threads: int) -> list[Index]:
         """Return the parts of split columns for so many threads."""
-        cut, taps = parts_of(self.of_blocks, self.most, self.lines, threads), (ALL,) * (len(self.of_blocks) - 2)
+        cut, taps = parts_of(self.of_blocks, most, self.lines, threads), (ALL,) * (len(self.of_blocks) - 2)
         return [(*part[:2], *taps, *part[2:]) for part in cut]
 
 
