@@ -59,17 +59,17 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
         few = [] if columns.nbytes <= tiles.CACHE_BYTES else [(kept, fold_cells)]
         return [*few, (most, fold_cells)]
     taps = prod(axis.kernel for axis in axes)
-    by_cells: list[tuple[int, Way]] = [(max(few, FEW_BLOCKS * taps), fold_cells) for few in (kept, kept // 4)]
-    by_cells = [*[each for each in by_cells if each[0] < most], (most, fold_cells)]
+    limits = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, kept // 4, most))
+    by_cells: list[tuple[int, Way]] = [(limit, fold_cells) for limit in limits]
     if not taps_are_closest(columns.strides, axes):
         return [(tiles.TILE_ELEMENTS, fold_runs), (kept, fold_runs), by_cells[0]]
+    copied = COPIED_BYTES // size
+    fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
+    half = tiles.pixels_of(copied // 2, columns, image)  # for rows of sums may be longer
+    by_runs, enough = (tiles.TILE_ELEMENTS if fits else half, fold_runs), half > FEW_BLOCKS * taps
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
-        copied = COPIED_BYTES // size
-        fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
-        half = tiles.pixels_of(copied // 2, columns, image)  # for rows of sums may be longer
-        if fits or half > FEW_BLOCKS * taps:  # else most of a tile is its edges
-            return [(tiles.TILE_ELEMENTS if fits else half, fold_runs), *by_cells]
-    return by_cells
+        return [by_runs, *by_cells] if fits or enough else by_cells  # else most of a tile is its edges
+    return [*by_cells, by_runs] if enough else by_cells
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
