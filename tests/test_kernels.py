@@ -235,8 +235,9 @@ def call_of_row(row, what) -> tuple[Call, np.ndarray | None]:
     reduction, kind, accumulate = what.fusion
     if operation == "average":
         weight = values(case.shape[len(case.shape) - case.axes :], np.float32, seed + 1)
-        zero, tiny = np.random.default_rng(seed).integers(0, 5, weight.shape), np.finfo(np.float32).tiny
-        weight = np.select([zero == 0, zero == 1, zero == 2], [0, tiny, tiny / 2], weight).astype(np.float32)
+        tiny = np.finfo(np.float32).tiny
+        drawn = np.random.default_rng(seed).choice([1, 0, tiny, -tiny, tiny / 2], weight.shape)
+        weight = np.where(drawn == 1, weight, drawn).astype(np.float32)
         return Call(operation, values(case.shape, dtype, seed), (weight,)), None
 
     def elements(shape):
