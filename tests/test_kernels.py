@@ -236,9 +236,8 @@ def call_of_row(row, what) -> tuple[Call, np.ndarray | None]:
     if operation == "average":
         weight = values(case.shape[len(case.shape) - case.axes :], np.float32, seed + 1)
         tiny = np.finfo(np.float32).tiny
-        drawn = np.random.default_rng(seed).choice([1, 0, tiny, -tiny, tiny / 2], weight.shape)
-        weight = np.where(drawn == 1, weight, drawn).astype(np.float32)
-        return Call(operation, values(case.shape, dtype, seed), (weight,)), None
+        few = np.random.default_rng(seed).choice(np.float32([1, 0, tiny, -tiny, tiny / 2]), weight.shape)
+        return Call(operation, values(case.shape, dtype, seed), (np.where(few == 1, weight, few),)), None
 
     def elements(shape):
         if operation not in SUMS and kind == "none" and what.dtype in MOVED:

@@ -213,9 +213,8 @@ def _view_of(
     if max(lines) > 1:
         most = kept_bytes // touched
     elif axes[-1].stride * abs(strides[-1]) >= LINE_BYTES and not taps_are_closest(columns_strides, axes):
-        most = max(
-            FEW_LINES, PART_BYTES // itemsize // prod(axis.kernel for axis in axes)
-        )  # a tap reads a line of each
+        # each tap reads a line of every block
+        most = max(FEW_LINES, PART_BYTES // itemsize // prod(axis.kernel for axis in axes))
     else:  # rows of a block are read in one go, and planes are copied one by one anyway
         most = kept_bytes // min(LINE_BYTES, touched)
         most = prod(of_blocks) if prod(of_blocks[2:]) <= most else most
