@@ -64,9 +64,9 @@ def strides_of_blocks(columns: Array) -> Size:
     return columns.strides[:2] + columns.strides[1 + columns.ndim // 2 :]
 
 
-def kept_bytes(array: Array) -> int:
+def kept_bytes(shape: Size, strides: Size) -> int:
     """Return how many bytes of an array's rows stay in a core's cache."""
-    return KEPT_BYTES // crowding(array.shape, array.strides)
+    return KEPT_BYTES // crowding(shape, strides)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:
