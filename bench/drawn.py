@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from bench.problems import AT_POSITIONS, BLOCK_OPERATIONS, TAKING_APART, Problem, itemsize_of
+from bench.problems import AT_POSITIONS, BLOCK_OPERATIONS, TAKING, Problem, itemsize_of
 from bench.results import OURS, Row, Run, geometric_mean
 from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry, space_axes
 
@@ -94,7 +94,7 @@ def _between(rng: np.random.Generator, least: int, most: int) -> int:
 
 def _described(problem: Problem) -> str:
     """Return the operation, the shape of the whole array, and what else the call is given that is not usual."""
-    shape = problem.input_shape if problem.operation in TAKING_APART else problem.output_shape
+    shape = problem.input_shape if problem.operation in TAKING else problem.output_shape
     given = {name: value for name, value in problem.arguments.items() if not name.startswith("output")}
     named = [
         f"{name} {','.join(map(str, value))}"

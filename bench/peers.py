@@ -19,7 +19,7 @@ import gpufold
 from bench.clients import client
 from bench.problems import (
     AT_POSITIONS,
-    TAKING_APART,
+    TAKING,
     Problem,
     cropped,
     library_of,
@@ -156,7 +156,7 @@ def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
     else:
         moves.append(partial(_by_taps, geometry))
         counts.append(prod(geometry.block_shape))
-    run = _take_apart if problem.operation in TAKING_APART else _put_together
+    run = _take_apart if problem.operation in TAKING else _put_together
     loops = [partial(run, problem, data, problem.block_weights(), each) for each in moves]
     most = min(LOOPED_STEPS, LOOPED_TIMES * min(counts) - 1)
     possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= most]
@@ -474,7 +474,7 @@ def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
         weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=tensor.device)
         fold = partial(functional.fold, output_size=picture, **options)
         return lambda tensor: _average(problem, tensor, weights, fold)
-    if problem.operation not in TAKING_APART:
+    if problem.operation not in TAKING:
         return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
 
     def unfold(tensor: Any) -> Any:
@@ -692,7 +692,7 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
     import sigpy
 
     block, strides = geometry.block_shape, _along(geometry, "stride")
-    if problem.operation in TAKING_APART:
+    if problem.operation in TAKING:
 
         def as_columns(blocks: Any) -> Any:
             return replace(problem, operation="blocks_to_array").as_columns(blocks)

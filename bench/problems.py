@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gpufold
-from gpufold.calls import Call, Fusion
+from gpufold.calls import TAKING, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.gpu.plan import H200, Device, Operand, Plan
@@ -23,7 +23,6 @@ from gpufold.gpu.registry import choose
 
 Array = npt.NDArray[Any]
 
-TAKING_APART = ("im2col", "space_to_batch", "array_to_blocks", "take_blocks")
 AT_POSITIONS = ("add_blocks", "take_blocks")
 BLOCK_OPERATIONS = ("blocks_to_array", "array_to_blocks")
 
@@ -148,11 +147,11 @@ class Problem:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return self._shapes[self.operation in TAKING_APART]
+        return self._shapes[self.operation in TAKING]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        return self._shapes[self.operation not in TAKING_APART]
+        return self._shapes[self.operation not in TAKING]
 
     def compulsory_bytes(self, dtype: str) -> int:
         """Return what has to be moved at least, as plans have it: mostly each input and output byte once."""
@@ -173,7 +172,7 @@ class Problem:
         if self.operation in BLOCK_OPERATIONS:
             strides = tuple(axis.stride for axis in axes)
             arguments = {"block_shape": geometry.block_shape, "strides": strides}
-            return arguments if self.operation in TAKING_APART else {"output_shape": self.output_shape, **arguments}
+            return arguments if self.operation in TAKING else {"output_shape": self.output_shape, **arguments}
         arguments = {
             "kernel_size": geometry.block_shape,
             "strides": tuple(axis.stride for axis in axes),
@@ -263,7 +262,7 @@ class Problem:
             order = 0, 2, 1
         elif self.operation in AT_POSITIONS:
             order = 1, 0, 2
-        if self.operation in TAKING_APART:
+        if self.operation in TAKING:
             padded = library.zeros((planes, size + 1), data.dtype)
             padded[:, :-1] = data.reshape(planes, size)
             taken = padded[..., pixel]

@@ -256,10 +256,6 @@ def test_elements_that_move_may_be_strings_and_of_another_byte_order(kind, every
         assert (got == np.where(moved, moved.astype("U3"), nothing).astype(dtype)).all(), call
 
 
-# ---------------------------------------------------------------------------------------------
-# Large arrays, of which calls try the ways and the numbers of threads
-
-
 LARGE_CASES = (
     BlocksCase("frames", (300_000,), (1024,), (256,)),
     BlocksCase("short-frames", (2, 140_000), (8,), (2,)),
