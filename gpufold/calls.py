@@ -135,7 +135,7 @@ class Call(NamedTuple):
         if fill is not None:
             check_fill_value(self.operation, fill, self.dtype, self.fusion.accumulate)
         elif self.fusion.reduction != "sum" and not self.fusion.accumulate:
-            check_covered(self.operation, self.geometry, self.result_shape, self.fusion.reduction)
+            check_covered(self.operation, self.geometry, self.fusion.reduction)
         return self
 
     @property
@@ -220,7 +220,7 @@ def blocks_to_array(
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
-    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last=last)
+    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
     call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
     return _averaged(call, "blocks", dtype, fill_value)
 
@@ -237,7 +237,7 @@ def array_to_blocks(
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
     dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
-    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides, last=last)
+    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides, last)
     mode = check_mode("array_to_blocks", geometry, mode)
     if mode != "constant" and any(axis.pad_end for axis in geometry.axes):
         fusion = fusion._replace(mode=mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufold.geometry import BlocksGeometry, Size, SlidingGeometry, over_the_end
+from gpufold.geometry import BlocksGeometry, SlidingGeometry, over_the_end
 from gpufold.given import check_number
 
 
@@ -15,11 +15,11 @@ def check_fill_value(operation: str, fill: object, dtype: str, accumulate: bool)
         raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
 
 
-def check_covered(operation: str, geometry: Any, shape: Size, reduction: str) -> None:
-    """Raise where an average of a shape leaves elements that no sliding block covers."""
-    if not geometry.covers_all and 0 not in shape:
+def check_covered(operation: str, geometry: Any, reduction: str) -> None:
+    """Raise where an average leaves elements of its array that no sliding block covers."""
+    if not geometry.covers_all and 0 not in geometry.array_shape:
         number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
-        lead = len(shape) - len(geometry.axes)
+        lead = len(geometry.lead)
         where = f"spatial axis {number} ({'image' if operation == 'col2im' else 'array'} axis {lead + number})"
         spans = axis.uncovered
         count = sum(span.stop - span.start for span in spans)

@@ -151,11 +151,14 @@ def col2im(
     Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for 1 to 31 spatial axes.
     """
     library = library_of("col2im", "data", data)
-    steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
         data,
         output_size,
-        *steps,
+        kernel_size,
+        strides,
+        dilations,
+        pads_begin,
+        pads_end,
         reduction=reduction,
         window=window,
         dtype=dtype,

@@ -93,12 +93,11 @@ def blocks_as_columns(
     return SlidingGeometry(extents[not batched : 2], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
-def _hangs_over(operation: str, name: str, last: object, _: Size) -> bool:
-    """Return whether blocks at multiples of the strides may hang over the end of an axis."""
-    if type(last) is str and last == "drop":
-        return False
-    if word(operation, name, last, LAST_BLOCKS) in ("over", "drop"):
-        return last == "over"
+def _last(operation: str, name: str, last: object, _: Size) -> str:
+    """Return what becomes of blocks at multiples of the strides that hang over the end of an axis: "drop" or "over"."""
+    known = word(operation, name, last, LAST_BLOCKS)
+    if known in ("over", "drop"):
+        return known
     raise ValueError(
         f"{operation}: last must be 'drop' or 'over' for blocks at multiples of the strides, got {last!r}; "
         "for other placements use take_blocks and Stitcher at gpufold.grid_positions"
@@ -141,9 +140,9 @@ def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:
     return sequence(operation, "block_shape", block_shape)
 
 
-@check_of_sizes(last=_hangs_over)
+@check_of_sizes(last=_last)
 def array_to_blocks_geometry(
-    array_shape: Size, block_shape: PerAxis, strides: PerAxis, *, last: bool = False
+    array_shape: Size, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
     """Check the sizes of an array_to_blocks call, whose array is given; its `last` blocks may hang over the ends.
 
@@ -158,13 +157,13 @@ def array_to_blocks_geometry(
             f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
             f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
         )
-    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size", last)
+    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size", last == "over")
     return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
 
 
-@check_of_sizes(last=_hangs_over)
+@check_of_sizes(last=_last)
 def blocks_to_array_geometry(
-    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, *, last: bool = False
+    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
     """Check the sizes of a blocks_to_array call, whose blocks are given; the `last` ones may hang over the ends.
 
@@ -181,7 +180,7 @@ def blocks_to_array_geometry(
             f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
         )
     check_at_least(operation, "output_shape", output_shape, 0)
-    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape", last)
+    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape", last == "over")
     geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
     if blocks_shape != geometry.blocks_shape:
         lead, size = blocks_shape[: max(0, len(blocks_shape) - 2 * rank)], output_shape[-rank:]
@@ -193,6 +192,6 @@ def blocks_to_array_geometry(
         raise ValueError(
             f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
             f"output_shape={output_shape}, block_shape={block_shape}, "
-            f"strides={tuple(axis.stride for axis in axes)}{last * ', last=over'}, got shape {blocks_shape}"
+            f"strides={tuple(axis.stride for axis in axes)}{', last=over' * (last == 'over')}, got shape {blocks_shape}"
         )
     return geometry

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from inspect import signature
 from itertools import islice
+from marshal import dumps
 from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +29,12 @@ PerAxis: TypeAlias = "int | Size"
 
 MOST_AXES = 64
 """Of an array, in NumPy."""
+
+MOST_KEPT = 256
+"""Results of a check."""
+
+MARSHAL = 2
+"""A version that writes equal integers, words and tuples alike, and 1, True and 1.0 apart: the fastest key of sizes."""
 
 GeometryT = TypeVar("GeometryT")
 
@@ -66,28 +73,17 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     return integers
 
 
-def _are_integers(values: Iterable[object]) -> bool:
-    """Return whether values are ints or tuples of ints already, as nearly all are: one loop knows that soonest."""
-    for value in values:
-        if type(value) is not int:
-            if type(value) is not tuple or len(value) > MOST_AXES:
-                return False
-            for item in value:
-                if type(item) is not int:
-                    return False
-    return True
-
-
 def check_of_sizes(**others: Callable[..., Any]) -> Callable[[Callable[..., GeometryT]], Callable[..., GeometryT]]:
     """Return a decorator for a check of an array's shape and of sizes, which takes these as callers give them.
 
-    What is no size has a function of its own, of (operation, name, value, shape). Results are cached; the symbols that
-    a compiler has for sizes cannot be hashed: they are for the check itself, `__wrapped__`.
+    What is no size has a function of its own, of (operation, name, value, shape). Results are kept; the symbols that
+    a compiler has for sizes are for the check itself, `__wrapped__`.
     """
 
     def decorate(check: Callable[..., GeometryT]) -> Callable[..., GeometryT]:
-        operation, (_, *names) = check.__name__.removesuffix("_geometry"), signature(check).parameters
-        known = lru_cache(maxsize=256)(check)
+        operation, taken = check.__name__.removesuffix("_geometry"), signature(check)
+        _, *names = taken.parameters
+        known: dict[bytes, GeometryT] = {}
 
         def converted(shape: Size, name: str, value: object) -> Any:
             other = others.get(name)
@@ -95,12 +91,22 @@ def check_of_sizes(**others: Callable[..., Any]) -> Callable[[Callable[..., Geom
 
         @wraps(check)
         def geometry(shape: Size, *given: Any, **named: Any) -> GeometryT:
-            if not _are_integers(given):
-                pairs = zip(names, given, strict=False)
-                given = tuple([each if type(each) is int else converted(shape, name, each) for name, each in pairs])
-            for name, value in named.items():
-                named[name] = converted(shape, name, value)
-            return known(shape, *given, **named)
+            if named:
+                bound = taken.bind(shape, *given, **named)
+                bound.apply_defaults()
+                given = bound.args[1:]
+            try:
+                return known[dumps((shape, given), MARSHAL)]
+            except (KeyError, ValueError):  # they are new, or no plain integers
+                sizes = tuple([converted(shape, *each) for each in zip(names, given, strict=False)])
+            key = dumps((tuple(shape), sizes), MARSHAL)
+            result = known.get(key)
+            if result is None:
+                result = check(shape, *sizes)
+                if len(known) >= MOST_KEPT:
+                    known.clear()
+                known[key] = result
+            return result
 
         return geometry
 

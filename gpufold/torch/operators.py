@@ -80,8 +80,7 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     known = all(type(number) is int for numbers in integers for number in numbers)
     if not known:
         check = check.__wrapped__
-    hanging: dict[str, Any] = {"last": "over" if known else True} if over else {}
-    geometry = check(*integers, **hanging)
+    geometry = check(*integers, *(["over"] if over else []))
     fusion = Fusion(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
     call = Call(operation, geometry, dtype.name, fusion, variant, deterministic, filled=filled or known)
