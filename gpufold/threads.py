@@ -30,7 +30,7 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
 """Of a call for each of its threads at least, and up to which its choices are tried."""
 
-TRIALS, AGAIN, WORTH = 3, 32, 2
+TRIALS, AGAIN, WORTH = 2, 32, 2
 """How often each choice is tried at first; calls of which one tries another again; and up to how many times the least
 time it took."""
 
@@ -201,15 +201,14 @@ def on_threads(kind: tuple[Any, ...], size: int, *ways: Callable[[int], None]) -
     """
     short = is_short(size)
     most = 1 if short else min(get_num_threads(), size // THREAD_BYTES)
-    choices = len(ways) + (most > 1)
-    if choices == 1 or short or size > MOST_TRIED:
+    choices = [(way, threads) for threads in dict.fromkeys((most, 1)) for way in ways]
+    if len(choices) == 1 or short or size > MOST_TRIED:
         return ways[0](most)
-    trial = _trial_of(choices, most, kind)
+    trial = _trial_of(len(choices), most, kind)
     choice = trial.choose()
-    alone = choice == len(ways)
-    way = ways[trial.seconds.index(min(trial.seconds[:-1])) if alone else choice]
+    way, threads = choices[choice]
     start = perf_counter()
-    way(1 if alone else most)
+    way(threads)
     trial.took(choice, perf_counter() - start)
 
 
