@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -82,6 +83,12 @@ def repeated(array: Array, shape: Size) -> Array:
     return np.ndarray(shape, array.dtype, array, 0, (*(0,) * (len(shape) - array.ndim), *array.strides))
 
 
+@cache
+def _as_one(row: int) -> np.dtype[Any]:
+    """Return the dtype of a row of so many bytes."""
+    return np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
+
+
 def copy_rows(elements: Array, copy: Array) -> None:
     """Copy elements; rows that are contiguous in both, along any axis, as one element each, not by a loop of NumPy."""
     if elements.size > MANY_ELEMENTS and elements.ndim > 1:
@@ -90,7 +97,7 @@ def copy_rows(elements: Array, copy: Array) -> None:
         for axis in range(elements.ndim - 1, -1, -1) if moves else ():
             row = size * elements.shape[axis]
             if strides[axis] == size == copy_strides[axis] and size < row <= LONG_ROW:
-                as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
+                as_one = _as_one(row)
                 copy.swapaxes(axis, -1).view(as_one)[...] = elements.swapaxes(axis, -1).view(as_one)
                 return
     copy[...] = elements

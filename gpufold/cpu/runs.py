@@ -149,23 +149,23 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     sums: Array = np.zeros((*(axis.stride for axis in axes), run), dtype)
     cells = _view(sums, layout.sums)[None]
     weights = None if weights is None else np.broadcast_to(weights[0, :1], (count, *weights.shape[2:]))
-    rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
-
-    def rows(part: Array) -> Array:
-        return part.reshape(*part.shape[:-2], -1, copy=False) if rows_follow else part
-
-    place, factors = rows(copy), None if weights is None else rows(weights)
     zeros, added = [copy[place] for place in layout.zeros], [(_view(copied, v), sums[p]) for v, p in layout.added]
+    if all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy)):  # rows are one
+        columns, copy = _in_one_row(columns), _in_one_row(copy)
+        weights = weights if weights is None else _in_one_row(weights)
     for source, pixels in zip(columns, image, strict=True):
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
             few = slice(start, start + count)
-            terms = widened(source[few]) if narrow else source[few]
-            multiply(rows(terms), factors, place)
+            multiply(widened(source[few]) if narrow else source[few], weights, copy)
             for outside in zeros:
                 outside[...] = zero
             for alike, total in added:
                 np.add.reduce(alike, axis=taps, dtype=dtype, out=total, initial=zero)
             store(cells, pixels[None, few], axes, layout.begin)
+
+
+def _in_one_row(array: Array) -> Array:
+    return array.reshape(*array.shape[:-2], -1, copy=False)
 
 
 def _view(array: Array, view: _View) -> Array:
