@@ -30,7 +30,7 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
 """Of a call for each of its threads at least, and up to which its choices are tried."""
 
-TRIALS, AGAIN, WORTH = 2, 32, 2
+TRIALS, AGAIN, WORTH = 3, 32, 2
 """How often each choice is tried at first; calls of which one tries another again; and up to how many times the least
 time it took."""
 

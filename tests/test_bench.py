@@ -23,6 +23,7 @@ import bench.measure
 import bench.memory
 import bench.report
 import bench.results
+import bench.timing
 import gpufold
 from bench.__main__ import INTERRUPTED, LOST, main
 from bench.count import ELEMENTS, SCALED, smaller
@@ -249,7 +250,8 @@ def test_a_call_that_is_slow_only_because_it_compiles_is_measured_in_full(always
 # ---- what is timed
 
 
-def test_calls_take_turns_and_share_the_time():
+def test_calls_take_turns_and_share_the_time(monkeypatch):
+    monkeypatch.setattr(bench.timing, "WARM_CALLS", 1)
     ticks, log = Ticks(), []
     calls = {name: ticks.takes(seconds, log, name) for name, seconds in (("a", 0.1), ("b", 0.2))}
     results = {}

@@ -89,7 +89,10 @@ def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False, copied: int
     separate = _phase_by_phase(axes, copied) if copied else rank - 1
     for number, turned in enumerate(plan.turned):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
-    by_axis = [_pairs_along(axis, n == separate, plan.turned[n]) for n, axis in enumerate(plan.axes)]
+    by_axis = []
+    for number, (axis, turned) in enumerate(zip(plan.axes, plan.turned, strict=True)):
+        together = copied and not turned and number != separate  # the phases of cells that begin where blocks do
+        by_axis.append(_pairs_along(axis, number == separate, turned, axis.pad_begin % axis.stride if together else 0))
     for parts in product(*by_axis):
         of_axes, pairs_of_axes = zip(*parts, strict=True)
         pixels = (ALL, ALL, *(piece.pixels for piece in of_axes))
@@ -110,13 +113,15 @@ def _phase_by_phase(axes: tuple[Axis, ...], size: int) -> int | None:
 
 
 @kept
-def _pairs_along(axis: Axis, separate: bool, turned: bool) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
+def _pairs_along(
+    axis: Axis, separate: bool, turned: bool, begin: int
+) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
     """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups in their order."""
     along = []
-    for piece in pieces_of(axis):
+    for piece in pieces_of(axis, begin):
         pairs = [
             ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
-            for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, separate))
+            for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, separate), begin)
         ]
         along.append((piece, tuple(pairs[:: -1 if turned else 1])))
     return tuple(along)

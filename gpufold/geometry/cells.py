@@ -53,23 +53,24 @@ def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
             yield Piece(slice(start, stop), (start + begin) // axis.stride, (stop - start) // width, width)
 
 
-def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
-    """Return the groups that reach a piece, in ascending order of taps."""
-    tap, blocks = 0, axis.blocks
+def groups_of(axis: Axis, piece: Piece, group_phases: bool, begin: int = 0) -> Iterator[Group]:
+    """Return the groups that reach a piece of cells, of which the axis begins at pixel `begin`, by ascending taps."""
+    tap, blocks, step = 0, axis.blocks, max(1, axis.dilation)
+    first = (piece.pixels.start + begin) % axis.stride if begin else 0  # phase of the piece
     while tap < axis.kernel:
-        offset, phase = divmod(axis.pixel(0, tap), axis.stride)
+        offset, phase = divmod(axis.pixel(0, tap) + begin, axis.stride)
         offset -= piece.first_cell
-        step = max(1, axis.dilation)
         most = axis.kernel - tap if group_phases and axis.dilation else 1
         count = min(most, (axis.stride - 1 - phase) // step + 1)
-        inside = min(count, max(0, (piece.width - 1 - phase) // step + 1))
-        begin, end = max(0, offset), min(piece.cells, offset + blocks)
-        if inside and begin < end:
+        phase -= first
+        skipped, stop = max(0, -(phase // step)), min(count, (piece.width - 1 - phase) // step + 1)
+        start, end = max(0, offset), min(piece.cells, offset + blocks)
+        if skipped < stop and start < end:
             yield Group(
-                slice(tap, tap + inside),
-                slice(phase, phase + (inside - 1) * step + 1, step),
-                slice(begin, end),
-                slice(begin - offset, end - offset),
+                slice(tap + skipped, tap + stop),
+                slice(phase + skipped * step, phase + (stop - 1) * step + 1, step),
+                slice(start, end),
+                slice(start - offset, end - offset),
             )
         tap += count
 
