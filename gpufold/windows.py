@@ -178,7 +178,13 @@ def known_window(where: str, window: Any, block: Size) -> Any:
                 f"{where}: window {shown(window)} must be one of scipy.signal.get_window: {error}"
             ) from None
     call = Call(where, PositionsGeometry(0, (), block, block), "float32")
-    for axis, weights in enumerate(axes_of_window(call, window)):
+    try:
+        axes = axes_of_window(call, window)
+    except RuntimeError as error:  # torch's, of a nested tensor, which has no shape
+        raise TypeError(
+            f"{where}: window must be a dense tensor, got a nested one; pass each of window.unbind() by itself"
+        ) from error
+    for axis, weights in enumerate(axes):
         if not hasattr(weights, "shape"):
             name = name_of_axis(call, window, axis)
             raise TypeError(f"{where}: {name} must be an array, got {type(weights).__qualname__}")

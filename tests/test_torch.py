@@ -729,6 +729,8 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
         ),
         (TypeError, "Fold: window must be a dense tensor, got a nested", lambda: gpufold.torch.Fold(
             4, 2, window=NESTED)),
+        (TypeError, "Stitcher: window must be a dense tensor, got a nested", lambda: gpufold.Stitcher(
+            (4,), (2,), window=(NESTED,))),
         (TypeError, "weights must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weights=torch.ones(1, device="meta"))),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
