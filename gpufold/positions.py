@@ -196,7 +196,7 @@ def add_into(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: A
     The latter are weighed first, some at a time.
     """
     blocks, array, places, weight_out = arrays
-    if weights is None:
+    if weights is None or not array.size:
         run(call, library, blocks, array, window, places, weight_out)
         return
     geometry: Any = call.geometry

@@ -517,10 +517,16 @@ def test_weights_are_added_in_the_same_pass(on, name, window):
 
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("traced", [False, True])
-def test_weights_stay_as_they_are_where_sums_have_no_elements(traced, learns):
+@pytest.mark.parametrize("weighed", [False, True])
+def test_weights_stay_as_they_are_where_sums_have_no_elements(traced, learns, weighed):
     weight, blocks = torch.zeros(5, 4), torch.ones(4, 0, 3, 2, requires_grad=learns)
+    weights = torch.ones(4) if weighed else None
     with Mode() if traced else nullcontext():
-        gpufold.torch.add_blocks_(torch.zeros(0, 5, 4), blocks, PLACES, weight_out=weight)
+        gpufold.torch.add_blocks_(torch.zeros(0, 5, 4), blocks, PLACES, weights=weights, weight_out=weight)
+    assert not weight.any()
+    given, weight = blocks.detach().numpy(), weight.numpy()
+    weights = np.ones(4, np.float32) if weighed else None
+    gpufold.add_blocks_(np.zeros((0, 5, 4), np.float32), given, PLACES, weights=weights, weight_out=weight)
     assert not weight.any()
 
 

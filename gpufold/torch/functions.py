@@ -246,7 +246,7 @@ def add_blocks_(
     if weight_out is not None:
         tensors.check_tensor("add_blocks_", "weight_out", weight_out)
         calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
-        if weights is not None or array.numel():
+        if array.numel():
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
     if weights is not None:
         summed = ones is not None
