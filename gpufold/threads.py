@@ -193,22 +193,22 @@ def is_short(size: int) -> bool:
     return size < 2 * THREAD_BYTES
 
 
-def on_threads(kind: tuple[Any, ...], size: int, *ways: Callable[[int], None]) -> None:
-    """Call a way(threads), on arrays of so many bytes, with all threads or with one: as calls of a kind take less time.
+def on_threads(kind: tuple[Any, ...], size: int, work: Callable[..., None], *ways: tuple[Any, ...]) -> None:
+    """Call work(threads, *way), on arrays of so many bytes: any way, with all threads or one, as takes less time.
 
     What only the machine knows: how long a thread takes to wake and to wait for another's Python, and what its caches
     keep. Calls that are short, or so large that a trial takes long, go the first way.
     """
+    ways = ways or ((),)
     short = is_short(size)
     most = 1 if short else min(get_num_threads(), size // THREAD_BYTES)
-    choices = [(way, threads) for threads in dict.fromkeys((most, 1)) for way in ways]
-    if len(choices) == 1 or short or size > MOST_TRIED:
-        return ways[0](most)
-    trial = _trial_of(len(choices), most, kind)
+    choices = len(ways) * (2 if most > 1 else 1)
+    if choices == 1 or short or size > MOST_TRIED:
+        return work(most, *ways[0])
+    trial = _trial_of(choices, most, kind)
     choice = trial.choose()
-    way, threads = choices[choice]
     start = perf_counter()
-    way(threads)
+    work(most if choice < len(ways) else 1, *ways[choice % len(ways)])
     trial.took(choice, perf_counter() - start)
 
 

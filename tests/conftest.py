@@ -139,7 +139,7 @@ def way(request, monkeypatch):
     if "last" in request.param:
         for module in (folding, tiles):
             monkeypatch.setattr(
-                module, "on_threads", lambda kind, size, *ways: threads.on_threads(kind, size, ways[-1])
+                module, "on_threads", lambda kind, size, work, *ways: threads.on_threads(kind, size, work, *ways[-1:])
             )
     if "tiled" in request.param:
         monkeypatch.setenv("OMP_NUM_THREADS", "5" if "flat" in request.param else "2")

@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -189,14 +188,14 @@ def test_calls_of_a_kind_are_made_as_they_take_less_time(fastest, ways, count, m
     best = tried[fastest]
     seconds[best] = 1.0
 
-    def work(way, threads):
+    def work(threads, way):
         made.append((way, threads))
         now[0] += seconds[way, threads]
 
     def call(times, size=2 * threads.THREAD_BYTES):
         made.clear()
         for _ in range(times):
-            threads.on_threads(kind, size, *[partial(work, way) for way in range(ways)])
+            threads.on_threads(kind, size, work, *[(way,) for way in range(ways)])
         return made
 
     gpufold.set_num_threads(count)

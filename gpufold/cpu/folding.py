@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -168,17 +167,17 @@ def _unfold_view(
     arrays = [array for array in (view, weights, columns) if array is not None]
     copy = copy_rows if weights is None else multiply
 
-    def on(most: int, threads: int) -> None:
+    def on(threads: int, most: int) -> None:
         order = view_of.order
         parts = [tuple([array[part].transpose(order) for array in arrays]) for part in view_of.parts(most, threads)]
         for_each(copy, parts, threads)
 
     if threads is not None:
-        return on(view_of.most, threads)
-    ways = [partial(on, view_of.most)]
+        return on(threads, view_of.most)
+    ways = [(view_of.most,)]
     if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
-        ways.append(partial(on, prod(view_of.of_blocks)))
-    on_threads((copy, view_of, columns.dtype), columns.nbytes, *ways)
+        ways.append((prod(view_of.of_blocks),))
+    on_threads((copy, view_of, columns.dtype), columns.nbytes, on, *ways)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from gpufold.cores import cache_bytes
@@ -41,12 +40,12 @@ def for_each_tile(
 
     strides = (image.strides, strides_of_blocks(columns))
 
-    def on(limit: int, how: tuple[Any, ...], threads: int) -> None:
+    def on(threads: int, limit: int, *how: Any) -> None:
         parts = _parts(image.shape, axes, limit, threads, *strides)
         for_each(work, [(columns[blocks], image[pixels], some, *how, *more) for blocks, pixels, some in parts], threads)
 
     kind = (work, axes, columns.dtype, columns.shape, *strides)
-    on_threads(kind, size, *[partial(on, limit, tuple(how)) for limit, *how in ways])
+    on_threads(kind, size, on, *ways)
 
 
 @kept
