@@ -120,7 +120,9 @@ class _Layout(NamedTuple):
     """Where the columns of some planes lie in a copy, and their sums."""
 
     copy: _View
-    """(planes, *taps, *blocks)"""
+    """(planes, *taps, *places)"""
+    copies: tuple[tuple[Index, Index], ...]
+    """Places, and the columns that are copied there."""
     zeros: tuple[Index, ...]
     """Places that are copied, but reach past an end of their row."""
     added: tuple[tuple[_View, Index], ...]
@@ -149,23 +151,26 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     sums: Array = np.zeros((*(axis.stride for axis in axes), run), dtype)
     cells = _view(sums, layout.sums)[None]
     weights = None if weights is None else np.broadcast_to(weights[0, :1], (count, *weights.shape[2:]))
+    rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
+
+    def rows(part: Array) -> Array:
+        return part.reshape(*part.shape[:-2], -1, copy=False) if rows_follow else part
+
+    copies = [
+        (rows(copy[place]), some, None if weights is None else rows(weights[some])) for place, some in layout.copies
+    ]
     zeros, added = [copy[place] for place in layout.zeros], [(_view(copied, v), sums[p]) for v, p in layout.added]
-    if all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy)):  # rows are one
-        columns, copy = _in_one_row(columns), _in_one_row(copy)
-        weights = weights if weights is None else _in_one_row(weights)
     for source, pixels in zip(columns, image, strict=True):
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
             few = slice(start, start + count)
-            multiply(widened(source[few]) if narrow else source[few], weights, copy)
-            for outside in zeros:
-                outside[...] = zero
+            terms = widened(source[few]) if narrow else source[few]
+            for place, some, factors in copies:
+                multiply(terms[some].reshape(place.shape), factors, place)
+            for place in zeros:
+                place[...] = zero
             for alike, total in added:
                 np.add.reduce(alike, axis=taps, dtype=dtype, out=total, initial=zero)
             store(cells, pixels[None, few], axes, layout.begin)
-
-
-def _in_one_row(array: Array) -> Array:
-    return array.reshape(*array.shape[:-2], -1, copy=False)
 
 
 def _view(array: Array, view: _View) -> Array:
@@ -176,30 +181,25 @@ def _view(array: Array, view: _View) -> Array:
 
 @kept
 def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
-    """Lay out so many planes, in rows of cells from the first that has pixels, or of blocks where these are more.
-
-    Planes, and along each axis but the last what they have of rows, are so far apart that a block which lands before or
-    behind the cells lands between planes, and that there are zeros wherever a cell has no block.
-    """
-    kernel, strides, pads = zip(*((axis.kernel, axis.stride, axis.pad_begin) for axis in axes), strict=True)
+    """Lay out so many planes, in rows of cells from the first that has pixels, or of blocks where these are more."""
     *outer, last = axes
+    kernel, strides, pads = zip(*((axis.kernel, axis.stride, axis.pad_begin) for axis in axes), strict=True)
     first = [pad // stride for pad, stride in zip(pads, strides, strict=True)]  # counted from where the padding begins
-    past = [(axis.dilated_kernel - 1) // axis.stride - cell for axis, cell in zip(axes, first, strict=True)]
     cells = [(axis.pad_begin + axis.size - 1) // axis.stride + 1 - cell for axis, cell in zip(axes, first, strict=True)]
     cells[-1] = max(last.blocks, -(-last.size // last.stride))
-    extents = [
-        max(axis.blocks + max(0, more), count + cell)
-        for axis, more, count, cell in zip(outer, past, cells, first, strict=False)
-    ]
-    steps, of_taps, of_phases = (
-        [prod(n[i:]) for i in range(len(n) + 1)] for n in ((*extents, cells[-1]), kernel, strides)
-    )
-    before, behind = (
-        sum(max(0, n) * step for n, step in zip(reach, steps[1:], strict=True)) for reach in (past, first)
-    )
-    run = planes * steps[0] + 1
-    pitch = before + run + behind
+    reached = [tap * last.dilation // last.stride - first[-1] for tap in (0, last.kernel - 1)]
+    before, run = max(0, reached[1]), planes * prod(cells) + 1
+    pitch = before + run + max(0, -reached[0])
+    steps, of_taps, of_phases = ([prod(n[i:]) for i in range(len(n) + 1)] for n in (cells, kernel, strides))
     apart, phase_steps = [step * pitch for step in of_taps[1:]], [step * run for step in of_phases[1:]]
+    unpadded = [axis._replace(pad_begin=0, pad_end=axis.pad_begin + axis.pad_end) for axis in outer]
+    pieces = [Piece(ALL, *piece) for piece in zip(first, cells, strides, strict=True)]
+    copies = []
+    for groups in product(
+        *(tuple(groups_of(axis, piece, True)) for axis, piece in zip(unpadded, pieces, strict=False))
+    ):
+        taps = (ALL, *(group.taps for group in groups), ALL)
+        copies.append(((*taps, *(group.cells for group in groups)), (*taps, *(group.blocks for group in groups))))
     zeros: list[Index] = []
     for inside, alike in groupby(range(last.kernel), last.reach):
         tap, *more = alike
@@ -209,14 +209,14 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     added = []
     for parts in product(*map(_taps_alike, axes)):
         firsts, phases, begins, counts, jumps, further = zip(*parts, strict=True)
-        start = before + sum(tap * step for tap, step in zip(firsts, apart, strict=True))
-        start += sum((cell - begin) * step for cell, begin, step in zip(first, begins, steps[1:], strict=True))
-        of_jumps = zip(jumps, apart, further, steps[1:], strict=True)
-        again = [jump * tap_step - cells_further * step for jump, tap_step, cells_further, step in of_jumps]
+        start = before + first[-1] - begins[-1] + sum(tap * step for tap, step in zip(firsts, apart, strict=True))
+        again = [jump * step for jump, step in zip(jumps, apart, strict=True)]
+        again[-1] -= further[-1]
         shape = (*counts, *(phase.stop - phase.start for phase in phases), run)
         added.append(((start, shape, (*again, *apart, 1)), phases))
     return _Layout(
-        copy=(before, (planes, *kernel, *(axis.blocks for axis in axes)), (steps[0], *apart, *steps[1:])),
+        copy=(before, (planes, *kernel, *cells[:-1], last.blocks), (steps[0], *apart, *steps[1:])),
+        copies=tuple(copies),
         zeros=tuple(zeros),
         added=tuple(added),
         sums=(0, (planes, *strides, *cells[:-1], cells[-1] + 1), (steps[0], *phase_steps, *steps[1:])),
