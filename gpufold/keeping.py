@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 _Made = TypeVar("_Made")
 
-KEPT_BYTES = 1 << 23
+KEPT_BYTES = 5 << 20
 """Of all results that are kept; one that takes a quarter of them is made anew each time."""
 
 _OBJECT_BYTES = 64

@@ -91,10 +91,17 @@ def test_one_pass_needs_a_window_and_a_bounded_scratch(one_thread, case, fusion,
     assert peak <= tiles.TILE_ELEMENTS * of_an_element + 8 * prod(case.kernel_size) + 600_000
 
 
-def test_a_mean_of_large_blocks_needs_no_larger_tiles(one_thread):
-    blocks, size = np.ones((5, 5, 512, 512), np.float32), (1536, 1536)
-    peak, result = peak_of(lambda: gpufold.blocks_to_array(blocks, size, 512, strides=256, reduction="mean"))
-    assert peak - result.nbytes < 10_000_000
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["none", "full", "separable"])
+@pytest.mark.parametrize(("size", "side"), [((1, 192, 192, 192), (96, 96, 96)), ((1, 1536, 1536), (512, 512))])
+def test_a_mean_of_large_blocks_needs_8_mb(size, side, kind, dtype, one_thread):
+    """And the weights of a block, where a window has one array per axis."""
+    weights = prod(side) * np.dtype(dtype).itemsize if kind == "separable" else 0
+    strides, window = side[0] // 2, window_of(kind, side, np.dtype(dtype))
+    blocks = gpufold.array_to_blocks(np.ones(size, np.float32), side, strides=strides)
+    options = {"strides": strides, "reduction": "mean", "window": window, "dtype": dtype}
+    peak, result = peak_of(lambda: gpufold.blocks_to_array(blocks, size, side, **options))
+    assert peak - result.nbytes - weights < 8 << 20
 
 
 LAYOUTS = {

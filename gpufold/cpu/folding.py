@@ -53,7 +53,8 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     kept, size = tiles.KEPT_BYTES // image.itemsize, sum_dtype(image.dtype).itemsize
     scratch = treatment.accumulate or treatment.reduction != "sum" or size != image.itemsize
-    most = max(1, min(image.size, tiles.TILE_ELEMENTS) if scratch and not treatment.move else image.size)
+    scratch_elements = 4 * tiles.TILE_ELEMENTS // size
+    most = max(1, min(image.size, scratch_elements) if scratch and not treatment.move else image.size)
     if moved:
         few = [] if columns.nbytes <= tiles.CACHE_BYTES else [(kept, fold_cells)]
         return [*few, (most, fold_cells)]

@@ -99,10 +99,12 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
 
 def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array | None]:
     """Return a divisor with nothing below the smallest normal number, and where blocks land on what was."""
-    bare = np.abs(divisor) < np.finfo(divisor.dtype).tiny
+    tiny = np.finfo(divisor.dtype).tiny
+    bare = (-tiny < divisor) & (divisor < tiny)
     if not bare.any():
         return divisor, None
-    divisor = np.where(bare, divisor.dtype.type(1), divisor)
+    divisor = divisor if axes else divisor.copy()  # which is the caller's then
+    np.copyto(divisor, divisor.dtype.type(1), where=bare)
     if axes:
         bare &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
     return divisor, bare if bare.any() else None
@@ -112,7 +114,7 @@ def _divide(sums: Array, divisor: Array, bare: Array | None, result: Array) -> N
     """Divide, and give zero where it is bare."""
     divide(sums, divisor, result)
     if bare is not None:
-        result[..., bare] = 0
+        np.copyto(result, np.zeros((), result.dtype), where=bare)
 
 
 @kept
