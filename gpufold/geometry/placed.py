@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
-from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, expand
+from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, check_of_sizes, expand
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PositionsGeometry:
         return (self.count, *self.lead, *self.block_shape)
 
 
-@lru_cache(maxsize=256)
+@check_of_sizes()
 def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
     """Check the sizes of an add_blocks call; positions say by their last axis how many axes of the array have any.
 
@@ -50,9 +50,9 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
 
 
-@lru_cache(maxsize=256)
+@check_of_sizes()
 def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
-    """Check the sizes of a take_blocks call, those of a block as integers.
+    """Check the sizes of a take_blocks call.
 
     >>> take_blocks_geometry((3, 100, 200), (7, 2), (8, 9)).blocks_shape
     (7, 3, 8, 9)
@@ -95,7 +95,7 @@ class AverageGeometry(OnAxes):
         return self.array_shape
 
 
-@lru_cache(maxsize=256)
+@check_of_sizes()
 def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
     """Check the sizes of an average call.
 
