@@ -32,6 +32,9 @@ GREYS = {1: "#f4f6f8", 2: "#d9e0e6", 4: "#b3bfca"}
 NORMAL, SMALL = 11, 9.5
 
 Corner = tuple[float, float]
+Part = tuple[float, float, float, float]
+"""Of an array: x, y, width and height."""
+Array = np.ndarray[Any, Any]
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "gpufold",
@@ -50,52 +53,30 @@ def col2im() -> Figure:
     columns = np.tile(np.arange(1, blocks + 1), (taps * taps, 1))
     image = gpufold.col2im(columns, (size, size), (taps, taps), strides=stride)[0]
     counts = gpufold.col2im(np.ones_like(columns), (size, size), (taps, taps), strides=stride)[0]
-    figure, axes = _canvas(11.9, "gpufold.col2im(columns, (5, 5), (3, 3), strides=2)")
-    top, bottom = 1.5, 10.5
-    middle = (top + bottom) / 2
-
-    _array(axes, (0, top), columns, [(block, 0, 1, 9) for block in range(4)], COLOURS)
-    _caption(axes, blocks / 2, bottom, "columns", "9 elements of 4 blocks")
-
-    left = 5.7
-    _arrow(axes, blocks, left, middle)
-    _entries(axes, (left, middle - 3.2), columns.T.reshape(blocks, taps, taps), (3.4, 3.4))
-    _caption(axes, left + 3.2, bottom, "blocks", "stride 2")
-
-    left, above = 13.8, middle - size / 2
-    _arrow(axes, 12.1, left, middle)
+    row = _Row("gpufold.col2im(columns, (5, 5), (3, 3), strides=2)", 9, gap=1.7)
+    row.array(columns, [(block, 0, 1, 9) for block in range(4)], COLOURS, "columns", "9 elements of 4 blocks")
+    row.entries(columns.T.reshape(blocks, taps, taps), (3.4, 3.4), "blocks", "stride 2")
     half = size / 2  # a pixel under several blocks has the colours of all
     quarters = [(x, y, half, half) for y in (0, half) for x in (0, half)]
-    _array(axes, (left, above), image, quarters, COLOURS, bold=counts > 1)
-    _caption(axes, left + half, bottom, "image", "sums where blocks overlap")
-
-    left = 20.2
+    row.array(image, quarters, COLOURS, "image", "sums where blocks overlap", bold=counts > 1)
     cells = [(x, y, 1, 1) for y, x in np.ndindex(counts.shape)]
-    _array(axes, (left, above), counts, cells, [GREYS[int(count)] for count in counts.flat])
-    _caption(axes, left + half, bottom, "overlaps", 'reduction="mean" divides by them')
-    return figure
+    greys = [GREYS[int(count)] for count in counts.flat]
+    corner = row.part(size, size, "overlaps", 'reduction="mean" divides by them', arrow=False)
+    _array(row.axes, corner, counts, cells, greys)
+    return row.figure
 
 
 def im2col() -> Figure:
     """Draw an image of 3x4 whose four blocks of 2x2, which share the middle row, become columns."""
     image = np.arange(1, 13).reshape(1, 3, 4)
     columns = gpufold.im2col(image, (2, 2), strides=(1, 2))
-    figure, axes = _canvas(7.1, "gpufold.im2col(image, (2, 2), strides=(1, 2))")
-    top, bottom = 1.3, 5.7
-    middle = (top + bottom) / 2
+    row = _Row("gpufold.im2col(image, (2, 2), strides=(1, 2))", 4.4)
     halves = [(x, y, 2, 1.5) for y in (0, 1.5) for x in (0, 2)]  # a pixel under two blocks has the colours of both
-    _array(axes, (0, middle - 1.5), image[0], halves, COLOURS)
-    _caption(axes, 2, bottom, "image", "one channel of 3 x 4")
-    left = 6.4
-    _arrow(axes, 4, left, middle)
-    _entries(axes, (left, middle - 2.2), columns.T.reshape(4, 2, 2), (2.4, 2.4))
-    _caption(axes, left + 2.2, bottom, "blocks", "strides 1 and 2")
-    left = 13.2
-    _arrow(axes, 10.8, left, middle)
-    _array(axes, (left, top + 0.2), columns, [(block, 0, 1, 4) for block in range(4)], COLOURS)
-    _caption(axes, left + 2, bottom, "columns", "4 elements of 4 blocks")
-    _lines(axes, left + 5.4, middle, "Each block becomes a column.", "A pixel under two blocks", "is copied twice.")
-    return figure
+    row.array(image[0], halves, COLOURS, "image", "one channel of 3 x 4")
+    row.entries(columns.T.reshape(4, 2, 2), (2.4, 2.4), "blocks", "strides 1 and 2")
+    row.array(columns, [(block, 0, 1, 4) for block in range(4)], COLOURS, "columns", "4 elements of 4 blocks")
+    row.lines("Each block becomes a column.", "A pixel under two blocks", "is copied twice.")
+    return row.figure
 
 
 def batch_to_space() -> Figure:
@@ -105,21 +86,11 @@ def batch_to_space() -> Figure:
     space = gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))[0]
     kept = space.shape[1]
     assert np.array_equal(whole[:, :kept], space)
-    figure, axes = _canvas(7.5, "gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))")
-    top, bottom = 1.5, 6.1
-    middle = (top + bottom) / 2
-
-    _entries(axes, (0, top), batch, (3.6, 2.6))
-    _caption(axes, 3.3, bottom, "batch", "4 entries of 2 x 3")
-
-    left, above = 8.6, middle - 2
-    _arrow(axes, 6.6, left, middle)
-    _interleaved(axes, (left, above), whole, kept, framed=kept, veil=0.72)
-    _caption(axes, left + kept / 2, bottom, "space", "1 entry of 4 x 5")
-
-    lines = ("Each 2 x 2 block takes one", "element from each entry.", "", "The crop removes the last column.")
-    _lines(axes, left + 7, middle, *lines)
-    return figure
+    row = _Row("gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))", 4.6)
+    row.entries(batch, (3.6, 2.6), "batch", "4 entries of 2 x 3")
+    row.interleaved(whole, kept, "space", "1 entry of 4 x 5", framed=kept, veil=0.72)
+    row.lines("Each 2 x 2 block takes one", "element from each entry.", "", "The crop removes the last column.")
+    return row.figure
 
 
 def space_to_batch() -> Figure:
@@ -127,18 +98,11 @@ def space_to_batch() -> Figure:
     space = np.arange(1, 21).reshape(1, 4, 5)
     batch = gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))
     padded = np.pad(space[0], ((0, 0), (0, 1)))
-    figure, axes = _canvas(7.5, "gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))")
-    top, bottom = 1.5, 6.1
-    middle = (top + bottom) / 2
-    _interleaved(axes, (0, middle - 2), padded, space.shape[2], framed=padded.shape[1], veil=0.55)
-    _caption(axes, 2.5, bottom, "space", "1 entry of 4 x 5, padded")
-    left = 8.0
-    _arrow(axes, 6, left, middle)
-    _entries(axes, (left, top), batch, (3.6, 2.6))
-    _caption(axes, left + 3.3, bottom, "batch", "4 entries of 2 x 3")
-    lines = ("Each entry takes one element", "from every 2 x 2 block.", "", "Padding is zero.")
-    _lines(axes, left + 8, middle, *lines)
-    return figure
+    row = _Row("gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))", 4.6)
+    row.interleaved(padded, space.shape[2], "space", "1 entry of 4 x 5, padded", framed=padded.shape[1], veil=0.55)
+    row.entries(batch, (3.6, 2.6), "batch", "4 entries of 2 x 3")
+    row.lines("Each entry takes one element", "from every 2 x 2 block.", "", "Padding is zero.")
+    return row.figure
 
 
 def blocks() -> Figure:
@@ -148,22 +112,15 @@ def blocks() -> Figure:
     sums = gpufold.blocks_to_array(taken, (7,), 3, strides=2)[None]
     mean = gpufold.blocks_to_array(taken.astype(float), (7,), 3, strides=2, reduction="mean")[None]
     assert np.array_equal(mean, array)
-    figure, axes = _canvas(
-        6.4, "gpufold.array_to_blocks(array, 3, strides=2), blocks_to_array(blocks, (7,), 3, strides=2)"
-    )
-    middle = 3.4
-    _array(axes, (0, middle - 0.5), array, [(0, 0, 7, 1)], [GREYS[1]])
-    _caption(axes, 3.5, middle + 2, "array", "7 elements")
-    _arrow(axes, 7, 9, middle)
-    _entries(axes, (9, middle - 2.1), taken[:, None], (0, 1.6), per_row=1)
-    _caption(axes, 10.5, middle + 2, "blocks", "(3, 3)")
-    _arrow(axes, 12, 14, middle)
+    row = _Row("gpufold.array_to_blocks(array, 3, strides=2), blocks_to_array(blocks, (7,), 3, strides=2)", 4.2)
+    row.array(array, [(0, 0, 7, 1)], [GREYS[1]], "array", "7 elements")
+    row.entries(taken[:, None], (0, 1.6), "blocks", "(3, 3)", per_row=1)
+    left, top = row.part(7, 3, "array", "overlaps are summed or averaged")
     parts = [(0, 0, 2.5, 1), (2.5, 0, 2, 1), (4.5, 0, 2.5, 1)]
-    for top, result, name in ((middle - 1.5, sums, '"sum"'), (middle + 0.5, mean.astype(int), '"mean"')):
-        _array(axes, (14, top), result, parts, COLOURS[:3], bold=result != array)
-        _note(axes, 21.5, top + 0.5, f"reduction={name}", ha="left")
-    _caption(axes, 17.5, middle + 2, "array", "overlaps are summed or averaged")
-    return figure
+    for below, result, name in ((0, sums, '"sum"'), (2, mean.astype(int), '"mean"')):
+        _array(row.axes, (left, top + below), result, parts, COLOURS[:3], bold=result != array)
+        _note(row.axes, left + 7.5, top + below + 0.5, f"reduction={name}", ha="left")
+    return row.figure
 
 
 def positions() -> Figure:
@@ -172,20 +129,11 @@ def positions() -> Figure:
     tiles = np.arange(1, 4)[:, None, None] * np.ones((3, 3, 3), int)
     array = gpufold.add_blocks(np.zeros(size, int), tiles, places)
     counts = gpufold.add_blocks(np.zeros(size, int), np.ones_like(tiles), places)
-    figure, axes = _canvas(8.4, f"gpufold.add_blocks(zeros((5, 8)), blocks, {places})")
-    top, bottom = 1.7, 6.7
-    middle = (top + bottom) / 2
-    for number, (colour, tile, place) in enumerate(zip(COLOURS, tiles, places, strict=False)):
-        corner = (3.4 * number, middle - 1.5)
-        _array(axes, corner, tile, [(0, 0, 3, 3)], [colour])
-        _note(axes, corner[0] + 1.5, corner[1] + 3.5, str(place))
-    _caption(axes, 4.9, bottom, "blocks", "each with a position")
-    left = 12.4
-    _arrow(axes, 9.9, left, middle)
-    _covered(axes, (left, top), array, places, bold=counts > 1)
-    _caption(axes, left + 4, bottom, "array", "outside the border elements are dropped")
-    _lines(axes, left + 8.6, middle, "take_blocks extracts blocks", "at the same positions.")
-    return figure
+    row = _Row(f"gpufold.add_blocks(zeros((5, 8)), blocks, {places})", 5)
+    row.tiles(tiles, places, [(3, 3)] * 3, "each with a position")
+    row.covered(array, places, "outside the border elements are dropped", bold=counts > 1)
+    row.lines("take_blocks extracts blocks", "at the same positions.")
+    return row.figure
 
 
 def take_blocks() -> Figure:
@@ -193,20 +141,11 @@ def take_blocks() -> Figure:
     places = [(0, 0), (1, 2), (3, 6)]
     array = np.arange(1, 41).reshape(5, 8)
     tiles = gpufold.take_blocks(array, places, 3)
-    figure, axes = _canvas(8.4, f"gpufold.take_blocks(array, {places}, 3)")
-    top, bottom = 1.7, 6.7
-    middle = (top + bottom) / 2
-    _covered(axes, (0, top), array, places)
-    _caption(axes, 4, bottom, "array", "5 x 8")
-    left = 10.4
-    _arrow(axes, 8, left, middle)
-    for number, (colour, tile, (row, column)) in enumerate(zip(COLOURS, tiles, places, strict=False)):
-        corner, size = (left + 3.4 * number, middle - 1.5), (min(3, 8 - column), min(3, 5 - row))
-        _array(axes, corner, tile, [(0, 0, 3, 3), (0, 0, *size)], [GREYS[1], colour])
-        _note(axes, corner[0] + 1.5, corner[1] + 3.5, str((row, column)))
-    _caption(axes, left + 4.9, bottom, "blocks", "(3, 3, 3)")
-    _lines(axes, left + 10.6, middle, "Elements outside", "the array are zero,", "or as mode= says.")
-    return figure
+    row = _Row(f"gpufold.take_blocks(array, {places}, 3)", 5)
+    row.covered(array, places, "5 x 8")
+    row.tiles(tiles, places, [(min(3, 8 - column), min(3, 5 - line)) for line, column in places], "(3, 3, 3)")
+    row.lines("Elements outside", "the array are zero,", "or as mode= says.")
+    return row.figure
 
 
 def grid_positions() -> Figure:
@@ -394,14 +333,13 @@ def _chart(height: float, vertical: tuple[float, float], what: str, most: float,
 def _array(
     axes: Axes,
     corner: Corner,
-    array: np.ndarray[Any, Any],
-    parts: Iterable[tuple[float, float, float, float]],
+    array: Array,
+    parts: Iterable[Part],
     colours: Iterable[str],
-    *,
     bold: Any = False,
     framed: bool = True,
 ) -> None:
-    """Colour parts (x, y, width, height) of an array, and part its elements by white lines."""
+    """Colour parts of an array, and part its elements by white lines."""
     (left, top), (rows, columns) = corner, array.shape
     for (x, y, width, height), colour in zip(parts, colours, strict=True):
         _fill(axes, (left + x, top + y), width, height, colour)
@@ -416,36 +354,73 @@ def _array(
         _text(axes, left + column + 0.5, top + row + 0.5, str(value), weight=weight)
 
 
-def _entries(axes: Axes, corner: Corner, arrays: np.ndarray[Any, Any], step: Corner, per_row: int = 2) -> None:
-    """Draw arrays in rows, each in a colour of its own."""
-    for number, (colour, array) in enumerate(zip(COLOURS, arrays, strict=False)):
-        row, place = divmod(number, per_row)
+class _Row:
+    """Arrays from left to right, each in the middle of the height with its name below, and arrows between them."""
+
+    def __init__(self, title: str, high: float, gap: float = 2) -> None:
+        top = 1.5
+        self.figure, self.axes = _canvas(top + high + 1.4, title)
+        self.middle, self.bottom, self.gap, self.right = top + high / 2, top + high, gap, 0.0
+
+    def part(self, width: float, high: float, name: str, what: str, arrow: bool = True) -> Corner:
+        """Return the corner of what comes next."""
+        left = self.right + self.gap if self.right else 0.0
+        if left and arrow:
+            _arrow(self.axes, self.right, left, self.middle)
+        _text(self.axes, left + width / 2, self.bottom + 0.75, name, weight="bold")
+        _note(self.axes, left + width / 2, self.bottom + 1.4, what)
+        self.right = left + width
+        return left, self.middle - high / 2
+
+    def array(
+        self, array: Array, parts: Iterable[Part], colours: Iterable[str], name: str, what: str, **options: Any
+    ) -> Corner:
+        """Draw an array; return its corner."""
         rows, columns = array.shape
-        _array(axes, (corner[0] + place * step[0], corner[1] + row * step[1]), array, [(0, 0, columns, rows)], [colour])
+        corner = self.part(columns, rows, name, what)
+        _array(self.axes, corner, array, parts, colours, **options)
+        return corner
 
+    def entries(self, arrays: Array, step: Corner, name: str, what: str, per_row: int = 2) -> None:
+        """Draw arrays one below the other, so many beside each other, each in a colour of its own."""
+        count, rows, columns = arrays.shape
+        width, high = step[0] * (per_row - 1) + columns, step[1] * (-(-count // per_row) - 1) + rows
+        left, top = self.part(width, high, name, what)
+        for number, (colour, array) in enumerate(zip(COLOURS, arrays, strict=False)):
+            row, place = divmod(number, per_row)
+            corner = left + place * step[0], top + row * step[1]
+            _array(self.axes, corner, array, [(0, 0, columns, rows)], [colour])
 
-def _interleaved(
-    axes: Axes, corner: Corner, space: np.ndarray[Any, Any], kept: int, *, framed: int, veil: float
-) -> None:
-    """Draw blocks of 2x2 in space, each of whose elements has its entry's colour; columns are kept up to the veil."""
-    (left, top), (rows, columns) = corner, space.shape
-    cells = [(x, y, 1, 1) for y, x in np.ndindex(space.shape)]
-    colours = [COLOURS[y % 2 * 2 + x % 2] for y, x in np.ndindex(space.shape)]
-    _array(axes, corner, space, cells, colours, framed=False)
-    _fill(axes, (left + kept, top), columns - kept, rows, "white", alpha=veil, zorder=4)
-    for row, column in np.ndindex(2, 3):
-        _frame(axes, left + 2 * column, top + 2 * row, min(2, framed - 2 * column), 2)
+    def tiles(self, tiles: Array, places: list[tuple[int, int]], inside: Iterable[Corner], what: str) -> None:
+        """Draw blocks of 3x3 with their positions, coloured as far as they lie inside an array."""
+        left, top = self.part(3.4 * len(tiles) - 0.4, 3, "blocks", what)
+        for number, (colour, tile, place, size) in enumerate(zip(COLOURS, tiles, places, inside, strict=False)):
+            begin = left + 3.4 * number
+            _array(self.axes, (begin, top), tile, [(0, 0, 3, 3), (0, 0, *size)], [GREYS[1], colour])
+            _note(self.axes, begin + 1.5, top + 3.5, str(place))
 
+    def covered(self, array: Array, places: list[tuple[int, int]], what: str, bold: Any = False) -> None:
+        """Draw an array and over it blocks of 3x3, without what is beyond the border."""
+        rows, columns = array.shape
+        left, top = self.array(array, [(0, 0, columns, rows)], [GREYS[1]], "array", what, bold=bold)
+        for colour, (row, column) in zip(COLOURS, places, strict=False):
+            wide, high = min(3, columns - column), min(3, rows - row)
+            _fill(self.axes, (left + column, top + row), wide, high, colour, alpha=0.75, zorder=1)
 
-def _covered(
-    axes: Axes, corner: Corner, array: np.ndarray[Any, Any], places: list[tuple[int, int]], bold: Any = False
-) -> None:
-    """Draw an array and over it blocks of 3x3, without what is beyond the border."""
-    (left, top), (rows, columns) = corner, array.shape
-    _array(axes, corner, array, [(0, 0, columns, rows)], [GREYS[1]], bold=bold)
-    for colour, (row, column) in zip(COLOURS, places, strict=False):
-        high, wide = min(3, rows - row), min(3, columns - column)
-        _fill(axes, (left + column, top + row), wide, high, colour, alpha=0.75, zorder=1)
+    def interleaved(self, space: Array, kept: int, name: str, what: str, *, framed: int, veil: float) -> None:
+        """Draw blocks of 2x2, each of whose elements has its entry's colour; columns are kept up to the veil."""
+        (rows, columns), places = space.shape, list(np.ndindex(space.shape))
+        cells, colours = [(x, y, 1, 1) for y, x in places], [COLOURS[y % 2 * 2 + x % 2] for y, x in places]
+        left, top = self.array(space, cells, colours, name, what, framed=False)
+        _fill(self.axes, (left + kept, top), columns - kept, rows, "white", alpha=veil, zorder=4)
+        for row, column in np.ndindex(2, 3):
+            _frame(self.axes, left + 2 * column, top + 2 * row, min(2, framed - 2 * column), 2)
+
+    def lines(self, *lines: str) -> None:
+        """Write lines one below the other behind the last array."""
+        for number, line in enumerate(lines):
+            y = self.middle + 0.62 * (number - (len(lines) - 1) / 2)
+            _note(self.axes, self.right + 0.6, y, line, ha="left")
 
 
 def _fill(axes: Axes, corner: Corner, width: float, height: float, colour: str, **options: Any) -> None:
@@ -467,17 +442,6 @@ def _frame(axes: Axes, x: float, y: float, width: float, height: float) -> None:
 def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
     ends = (start + 0.35, y), (end - 0.35, y)
     axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=13, color=INK, lw=1.3, shrinkA=0, shrinkB=0))
-
-
-def _caption(axes: Axes, x: float, y: float, name: str, what: str) -> None:
-    _text(axes, x, y + 0.75, name, weight="bold")
-    _note(axes, x, y + 1.4, what)
-
-
-def _lines(axes: Axes, x: float, middle: float, *lines: str) -> None:
-    """Write lines one below the other, centred on a height."""
-    for number, line in enumerate(lines):
-        _note(axes, x, middle + 0.62 * (number - (len(lines) - 1) / 2), line, ha="left")
 
 
 def save(folder: Path) -> list[Path]:
