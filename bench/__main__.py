@@ -12,12 +12,16 @@ from typing import Any, TypeAlias
 
 import gpufold
 from bench import drawn
+from bench.count import HEADER, candidates, check_available, count, meaning
+from bench.gpu_session import Session, half_an_hour
+from bench.host import host
 from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
 from bench.problems import PROBLEMS, select
 from bench.regret import VARIANTS, by_operation, of_results
 from bench.report import footer, markdown, tables
 from bench.results import OURS, command_line, commit, saved
 from bench.terminal import Console, progress, say, show
+from bench.tune import tune
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
 
@@ -71,13 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="saved results, or folders of them, else those in bench/results",
     )
-    host = command("host", _host, "measure what a repeated GPU call costs before the launch, without a GPU")
-    host.add_argument("--problem", **NAMED)
-    count = command("count", _count, "count registers, instructions and sectors of the kernels, without a GPU")
-    count.add_argument("--problem", **NAMED)
-    count.add_argument("--variant", **NAMED | {"choices": VARIANTS, "help": "else what auto takes"})
-    count.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
-    count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
+    on_host = command("host", host, "measure what a repeated GPU call costs before the launch, without a GPU")
+    on_host.add_argument("--problem", **NAMED)
+    counted = command("count", _count, "count registers, instructions and sectors of the kernels, without a GPU")
+    counted.add_argument("--problem", **NAMED)
+    counted.add_argument("--variant", **NAMED | {"choices": VARIANTS, "help": "else what auto takes"})
+    counted.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
+    counted.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
     chip = command("chip", _chip, "half an hour on a GPU: tests, sanitizers, measurements, a summary")
     chip.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
@@ -88,9 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--problem", **NAMED)
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
-    tune = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship")
-    tune.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
-    tune.add_argument("--problem", **NAMED)
+    raced = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship")
+    raced.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
+    raced.add_argument("--problem", **NAMED)
     return parser
 
 
@@ -133,15 +137,7 @@ def _problems(options: argparse.Namespace, words: list[str], console: Console) -
     return 0
 
 
-def _host(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.host import host
-
-    return host(options.problem, console)
-
-
 def _count(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.count import HEADER, candidates, check_available, count, meaning
-
     device, lines = device_named(options.device), [HEADER]
     check_available()
     wanted = candidates(select(options.problem, quick=False, gpu=True), options.variant, options.dtype, device)
@@ -179,17 +175,12 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
 
 
 def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.gpu_session import Session, half_an_hour
-
-    results = options.results.resolve()
     named = [word for name in options.problem for word in ("--problem", name)]
-    session = Session(results, options.processes, named, options.seconds, options.commit)
+    session = Session(options.results.resolve(), options.processes, named, options.seconds, options.commit)
     return half_an_hour(session, options.minutes, options.steps, words)
 
 
 def _tune(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.tune import tune
-
     device_kind("gpu")
     return tune(options.results.resolve(), options.problem, console)
 

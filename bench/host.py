@@ -7,6 +7,7 @@ measured too: on the CPU, passing for a GPU's, though none has memory.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -95,9 +96,9 @@ def _raise(name: str, error: Exception) -> None:
     raise error
 
 
-def host(names: list[str], console: Console) -> int:
+def host(options: argparse.Namespace, words: list[str], console: Console) -> int:
     """Print the cost of first and repeated calls; needs a process in which CuPy was not imported."""
-    problems = select(names, quick=False, gpu=True)
+    problems = select(options.problem, quick=False, gpu=True)
     if "cupy" in sys.modules:
         raise ValueError("host replaces CuPy, which this process has imported")
     with stand_in():
@@ -121,7 +122,7 @@ def host(names: list[str], console: Console) -> int:
         highlight=False,
     )
     console.print(f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}")
-    console.print(command_line(["host", *(word for name in names for word in ("--problem", name))]), highlight=False)
+    console.print(command_line(words), highlight=False)
     return 0
 
 
