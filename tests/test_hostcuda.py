@@ -85,9 +85,10 @@ def wide(mode, first):
     launch("wide", (1, 1, 1), (128, 1, 1), data, result, mode=mode)
 
 
-def divergent(mode):
+def divergent(mode, one, other):
     """Let threads wait at two barriers."""
-    launch("divergent", (1, 1, 1), (64, 1, 1), np.empty(64, np.float32), mode=mode)
+    defines = ("ONE", one), ("OTHER", other)
+    launch("divergent", (1, 1, 1), (64, 1, 1), np.empty(64, np.float32), defines=defines, mode=mode)
 
 
 OBSERVED, PLACE = MODES[1:3], r"store\.cu:\d+"
@@ -111,7 +112,11 @@ FAULTS = (
     (f"written before.*{PLACE}", OBSERVED, partial(store, threads=288)),
     ("32 elements of argument 1 were never written", OBSERVED, partial(store, threads=224)),
     (r"wide\.cu.*misaligned", ("sanitized",), partial(wide, first=1)),
-    ("wait for ever", MODES, divergent),
+    ("wait for ever", MODES, partial(divergent, one="__syncthreads()", other="__syncwarp()")),
+    *(
+        ("line 5, another at that of line 7|line 7, .* 5", MODES, partial(divergent, one=each, other=each))
+        for each in ("__syncthreads()", "__syncwarp()")
+    ),
     *(
         ("argument", ("plain", "sanitized"), partial(transpose, parameters=parameters))
         for parameters in (struct.pack("i", 32), struct.pack("iii", 32, 32, 0), numbers(2))

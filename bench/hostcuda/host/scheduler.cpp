@@ -169,74 +169,35 @@ void wait(State state, int line)
     to_scheduler();
 }
 
-// The lanes of a warp that have not returned.
-unsigned live_lanes(std::size_t warp)
+// Opens the barrier that a thread waits at, if all threads that it names and that have not returned wait there.
+bool open_barrier(uint32_t waiting)
 {
+    const Thread first = threads[waiting];
+    const bool of_warp = first.state == State::waits_for_warp;
+    const uint32_t begin = of_warp ? waiting / 32 * 32 : 0, count = uint32_t(threads.size());
+    static std::vector<uint32_t> named;
+    named.clear();
     unsigned lanes = 0;
-    for (std::size_t thread = warp * 32; thread < threads.size() && thread < warp * 32 + 32; ++thread) {
-        if (threads[thread].state != State::done)
-            lanes |= 1u << thread % 32;
-    }
-    return lanes;
-}
-
-bool open_barrier_of_warp(std::size_t warp)
-{
-    const unsigned live = live_lanes(warp);
-    bool opened = false;
-    for (std::size_t first = warp * 32; first < threads.size() && first < warp * 32 + 32; ++first) {
-        if (threads[first].state != State::waits_for_warp)
+    for (uint32_t number = begin; number < (of_warp ? std::min(begin + 32, count) : count); ++number) {
+        const Thread& thread = threads[number];
+        if (thread.state == State::done || (of_warp && !(first.mask >> number % 32 & 1)))
             continue;
-        const unsigned named = threads[first].mask & live;
-        bool complete = true;
-        for (unsigned lane = 0; lane < 32; ++lane) {
-            if (!(named >> lane & 1))
-                continue;
-            const Thread& thread = threads[warp * 32 + lane];
-            complete &= thread.state == State::waits_for_warp && thread.mask == threads[first].mask;
-        }
-        if (!complete)
-            continue;
-        for (unsigned lane = 0; lane < 32; ++lane) {
-            if (!(named >> lane & 1))
-                continue;
-            Thread& thread = threads[warp * 32 + lane];
-            if (thread.line != threads[first].line) {
-                fault("block (%u, %u, %u), warp %zu: a lane waits at the warp barrier of line %d, another at "
-                      "that of "
-                      "line %d",
-                      blockIdx.x, blockIdx.y, blockIdx.z, warp, threads[first].line, thread.line);
-            }
-            thread.state = State::ready;
-            thread.lanes = named;
-            warps[warp].values[lane] = thread.value;
-        }
-        warps[warp].step += threads[first].orders;
-        opened = true;
-    }
-    return opened;
-}
-
-bool open_barrier_of_block()
-{
-    const Thread* first = nullptr;
-    for (const Thread& thread : threads) {
-        if (thread.state == State::done)
-            continue;
-        if (thread.state != State::waits_for_block)
+        if (thread.state != first.state || (of_warp && thread.mask != first.mask))
             return false;
-        if (!first)
-            first = &thread;
-        if (thread.line != first->line) {
+        named.push_back(number);
+        lanes |= 1u << number % 32;
+    }
+    for (const uint32_t number : named) {
+        Thread& thread = threads[number];
+        if (thread.line != first.line) {
             fault("block (%u, %u, %u): a thread waits at the barrier of line %d, another at that of line %d",
-                  blockIdx.x, blockIdx.y, blockIdx.z, first->line, thread.line);
+                  blockIdx.x, blockIdx.y, blockIdx.z, first.line, thread.line);
         }
+        thread.state = State::ready;
+        thread.lanes = lanes;
+        warps[number / 32].values[number % 32] = thread.value;
     }
-    for (Thread& thread : threads) {
-        if (thread.state == State::waits_for_block)
-            thread.state = State::ready;
-    }
-    ++block_step;
+    (of_warp ? warps[waiting / 32].step : block_step) += of_warp ? first.orders : 1;
     return true;
 }
 
@@ -266,9 +227,13 @@ void run_block(std::minstd_rand& random)
         if (ready)
             continue;
         bool opened = false;
-        for (std::size_t warp = 0; warp < warps.size(); ++warp)
-            opened |= open_barrier_of_warp(warp);
-        if (!opened && !open_barrier_of_block()) {
+        for (uint32_t number = 0; number < threads.size(); ++number) {
+            if (threads[number].state == State::waits_for_warp)
+                opened |= open_barrier(number);
+        }
+        const auto is_live = [](const Thread& thread) { return thread.state != State::done; };
+        const auto live = std::find_if(threads.begin(), threads.end(), is_live) - threads.begin();
+        if (!opened && !open_barrier(uint32_t(live))) {
             int lines[2] = {0, 0};
             for (const Thread& thread : threads) {
                 if (thread.state != State::done)

@@ -2,8 +2,8 @@
 extern "C" __global__ void divergent(float* __restrict__ output)
 {
     if (threadIdx.x % 2)
-        __syncthreads();
+        ONE;
     else
-        __syncwarp();
+        OTHER;
     output[threadIdx.x] = 1;
 }
