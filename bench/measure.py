@@ -18,7 +18,7 @@ import numpy as np
 import gpufold
 from bench.memory import PeakOf, pool_peak, resident_peak_or_why
 from bench.peers import Call, Peer, absent, installed
-from bench.problems import Problem, forget_device_arrays, itemsize_of, plan_of
+from bench.problems import Problem, itemsize_of, plan_of
 from bench.regret import VARIANTS
 from bench.results import COPY, OURS, Row, Run, commit, now, processor
 from bench.terminal import progress
@@ -177,7 +177,6 @@ class Bench:
 
 def free_memory(on_gpu: bool) -> None:
     """Give back what a problem took, of a GPU's memory what CuPy and torch keep for their own use too."""
-    forget_device_arrays()
     gc.collect()
     if on_gpu:
         import cupy

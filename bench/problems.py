@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,7 @@ class Problem:
         library = library_of(data)
         function = gpufold.add_blocks_ if self.operation == "add_blocks" else getattr(gpufold, self.operation)
         zeros = partial(library.zeros, dtype=data.dtype)
-        return partial(self.bound(function, zeros, _given_on_device(self, library.__name__), **options), data)
+        return partial(self.bound(function, zeros, self.given(library.asarray), **options), data)
 
     def bound(self, function: Any, zeros: Any, given: Any, **options: Any) -> Callable[[Any], Any]:
         """Return a function of gpufold as one of data of any library alone; `zeros` makes what blocks are added to."""
@@ -348,17 +348,6 @@ def window_of(name: str, taps: int) -> Array:
         "gaussian": np.exp(-0.5 * ((sample - (taps - 1) / 2) / (taps / 8)) ** 2),
     }
     return windows[name].astype(np.float32)
-
-
-@cache
-def _given_on_device(problem: Problem, library: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return what a problem is given in the library of the data: brought to the device once, as a user does."""
-    return problem.given(sys.modules[library].asarray)
-
-
-def forget_device_arrays() -> None:
-    """Drop the windows and positions that earlier problems have brought to a device."""
-    _given_on_device.cache_clear()
 
 
 def of_batch(geometry: Any, batch: int) -> Any:
