@@ -399,54 +399,30 @@ def permuted(problem: Problem, data: Any) -> Any:
     return copied(blocks, order).reshape(geometry.blocks_shape)
 
 
-def _per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
-    return (value,) * rank if isinstance(value, int) else value
-
-
-def sliding(
+def problems(
     name: str,
     origin: str,
-    image_shape: tuple[int, ...],
-    kernel: int | tuple[int, ...],
-    stride: int | tuple[int, ...] = 1,
-    pad: int | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    operations: tuple[str, ...] = ("col2im",),
+    image_shape: Sequence[int],
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    pad: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    operations: Sequence[str] = ("col2im",),
     **others: Any,
 ) -> list[Problem]:
-    """Make the problems of sliding blocks on an image (N, C, *size)."""
-    batch, channels, *size = image_shape
-    per_axis = [_per_axis(value, len(size)) for value in (kernel, stride, dilation, pad, pad)]
-    geometry = SlidingGeometry((batch, channels), tuple(map(Axis, size, *per_axis)))
+    """Make problems of blocks on an image (N, C, *size), or between a batch and space (B, *E)."""
+    is_space = "batch_to_space" in operations
+    lead, size = image_shape[: 2 - is_space], image_shape[2 - is_space :]
+    values = (kernel, stride, dilation, pad, pad)
+    per_axis = [[value] * len(size) if isinstance(value, int) else value for value in values]
+    geometry = (SpaceGeometry if is_space else SlidingGeometry)(tuple(lead), tuple(map(Axis, size, *per_axis)))
     return [Problem(f"{operation}-{name}", operation, geometry, origin, **others) for operation in operations]
 
 
-def space(
-    name: str,
-    origin: str,
-    space_shape: tuple[int, ...],
-    block: tuple[int, ...],
-    margin: int | tuple[int, ...] = 0,
-    **others: Any,
-) -> list[Problem]:
-    """Make the problems of both directions between a batch and space (B, *E), the same margin at begin and end."""
-    batch, *size = space_shape
-    margins = tuple(m if b > 1 else 0 for m, b in zip(_per_axis(margin, len(size)), block, strict=True))
-    geometry = SpaceGeometry(
-        (batch,), tuple(Axis(n, b, b, 1, m, m) for n, b, m in zip(size, block, margins, strict=True))
-    )
-    return [
-        Problem(f"{operation}-{name}", operation, geometry, origin, **others)
-        for operation in ("batch_to_space", "space_to_batch")
-    ]
-
-
 def _problems() -> Iterator[Problem]:
-    with Path(__file__).with_name("problems.toml").open("rb") as file:
-        rows: dict[str, list[dict[str, Any]]] = tomllib.load(file)
-    for name, make in (("sliding", sliding), ("space", space)):
-        for row in rows[name]:
-            yield from make(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    rows = tomllib.loads(Path(__file__).with_name("problems.toml").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        yield from problems(**row | {"dtypes": tuple(row.get("dtypes", ("float32",)))})
 
 
 PROBLEMS = tuple(_problems())
