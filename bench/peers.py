@@ -180,7 +180,7 @@ def _by_blocks(geometry: SlidingGeometry) -> Moves:
         yield (..., *spans), (slice(None), slice(None), *block), ...
 
 
-def _by_taps(geometry: SlidingGeometry) -> Moves:
+def _by_taps(geometry: SlidingGeometry | SpaceGeometry) -> Moves:
     for tap in np.ndindex(geometry.block_shape):
         begins = [(number * axis.dilation, axis) for number, axis in zip(tap, geometry.axes, strict=True)]
         spans = (slice(begin, begin + axis.stride * (axis.blocks - 1) + 1, axis.stride) for begin, axis in begins)
@@ -221,19 +221,14 @@ def _take_apart(problem: Problem, image: Any, weights: Any, moves: Callable[[], 
 
 def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> Any:
     """Copy the images of one offset in the blocks after another's."""
-    block = geometry.block_shape
-    split = *block, geometry.batch, *geometry.num_blocks
-    offsets = [
-        (offset, (slice(None), *(slice(first, None, step) for first, step in zip(offset, block, strict=True))))
-        for offset in np.ndindex(block)
-    ]
+    split = *geometry.block_shape, geometry.batch, *geometry.num_blocks
     if operation == "batch_to_space":
         space, batch = np.empty(space_of(geometry), data.dtype), data.reshape(split)
-        for offset, where in offsets:
+        for where, _, offset in _by_taps(geometry):
             space[where] = batch[offset]
         return cropped(space, geometry)
     space, batch = padded(data, geometry), np.empty(split, data.dtype)
-    for offset, where in offsets:
+    for where, _, offset in _by_taps(geometry):
         batch[offset] = space[where]
     return batch.reshape(geometry.blocks_shape)
 
