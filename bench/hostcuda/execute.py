@@ -179,9 +179,7 @@ def _run_here(
     kernel, arguments = module.load(*files), [prepared(argument) for argument in given]
     if len(arguments) != len(kernel.parameters):
         raise TypeError(f"the kernel takes {len(kernel.parameters)} arguments, given are {len(arguments)}")
-    values, arrays, writes = [], [], {}
-    of_last = None  # whether its bytes are known
-    kept = []  # what the structs point at
+    values, arrays, flags = [], [], []
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         if (argument is None or isinstance(argument, Placed)) != bool(parameter.pointer):
             raise TypeError(f"argument {i} must be {'an array' if parameter.pointer else 'a value'}")
@@ -192,33 +190,27 @@ def _run_here(
             writable = parameter.pointer == module.POINTER
             array = module.Array(placed.start, placed.start + placed.memory.size, i, writable, placed.pointer)
             if observed:
-                elements, belonging = placed.per_byte()
-                belonging[...] = 1
-                kept.append(elements)
-                array.elements = elements.ctypes.data
-                if writes_once and writable:
-                    counts, writes[i] = placed.per_byte()
-                    kept.append(counts)
-                    array.writes = counts.ctypes.data
+                of_memory, of_elements = placed.per_byte()
+                once = writes_once and writable
+                of_elements[...] = module.ELEMENT | module.KNOWN | module.ONCE * once
+                array.flags = of_memory.ctypes.data
+                flags.append((i, of_elements, once))
             if guard:
                 behind = placed.front + placed.span
                 guard(placed.start, placed.front)
                 guard(placed.start + behind, placed.memory.size - behind)
             arrays.append(array)
     if observed and known is not None:
-        flags, of_last = placed.per_byte()
-        of_last[...] = known.reshape(of_last.shape)
-        arrays[-1].known = flags.ctypes.data
+        of_elements[~known.reshape(of_elements.shape)] ^= module.KNOWN
     what = module.Launch(kernel.module, grid=grid, block=block, seed=seed)
     what.arrays, what.array_count = (module.Array * len(arrays))(*arrays), len(arrays)
     _call(kernel, what, values)
-    if known is not None and of_last is not None:
-        known[...] = of_last.reshape(known.shape)
+    if observed and known is not None:
+        known[...] = (of_elements & module.KNOWN != 0).reshape(known.shape)
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         bring_back(argument, i, parameter.pointer == module.POINTER)
-    for i, counts in writes.items():
-        missing = np.argwhere((counts == 0).any(axis=-1))
-        if len(missing) and not skips:
+    for i, of_elements, once in flags:
+        if once and not skips and len(missing := np.argwhere((of_elements & module.WRITTEN == 0).any(axis=-1))):
             first = tuple(map(int, missing[0]))
             raise Fault(f"{len(missing)} elements of argument {i} were never written, the first is {first}")
     return [i for i, parameter in enumerate(kernel.parameters) if parameter.pointer == module.POINTER]

@@ -11,6 +11,9 @@ from typing import Any
 POINTER_TO_CONST, POINTER = 1, 2
 """What a parameter may be besides a value: Parameter.pointer."""
 
+ELEMENT, KNOWN, ONCE, WRITTEN = 1, 2, 4, 8
+"""What is known of a byte: Array.flags."""
+
 
 class Parameter(ctypes.Structure):
     _fields_ = (("size", ctypes.c_uint32), ("pointer", ctypes.c_uint32))
@@ -34,9 +37,7 @@ class Array(ctypes.Structure):
         ("argument", ctypes.c_uint32),
         ("writable", ctypes.c_uint32),
         ("first", ctypes.c_void_p),
-        ("elements", ctypes.c_void_p),
-        ("writes", ctypes.c_void_p),
-        ("known", ctypes.c_void_p),
+        ("flags", ctypes.c_void_p),
     )
 
 

@@ -25,11 +25,13 @@ struct Array {
     char* end;   // of the back guard
     uint32_t argument;
     uint32_t writable;
-    char* first;             // byte of the array, from which messages count
-    const uint8_t* elements; // per byte from begin: 1 where an element is
-    uint8_t* writes;         // per byte from begin: how often it was written; null: may be written often
-    uint8_t* known;          // per byte from begin: whether anything wrote it, ever; null: all are
+    char* first;    // byte of the array, from which messages count
+    uint8_t* flags; // per byte from begin
 };
+
+// What is known of a byte: whether it is an element's, whether anything wrote it, ever, whether this launch may
+// write it but once, and has.
+constexpr uint8_t kElement = 1, kKnown = 2, kOnce = 4, kWritten = 8;
 
 struct Launch {
     const Module* module;

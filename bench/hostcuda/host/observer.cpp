@@ -131,14 +131,14 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
 {
     const uint32_t thread = position().thread;
     for (const char* byte = address; byte < address + size; ++byte) {
-        const auto offset = byte - array.begin;
-        if (byte >= array.end || !array.elements[offset]) {
+        uint8_t& flags = array.flags[byte - array.begin];
+        if (byte >= array.end || !(flags & kElement)) {
             fault("thread %u of block (%u, %u, %u) %s argument %u outside its elements, %d bytes at byte "
                   "%ld, at {%x}",
                   thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], array.argument, size,
                   long(address - array.first), code);
         }
-        if (kind != Kind::store && array.known && !array.known[offset]) {
+        if (kind != Kind::store && !(flags & kKnown)) {
             fault("thread %u of block (%u, %u, %u) %s byte %ld of argument %u, which nobody wrote, at {%x}",
                   thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], long(byte - array.first),
                   array.argument, code);
@@ -149,13 +149,12 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
             fault("thread %u of block (%u, %u, %u) writes to argument %u, which is const, at {%x}", thread,
                   blockIdx.x, blockIdx.y, blockIdx.z, array.argument, code);
         }
-        if (array.writes && array.writes[offset]++) {
+        if (flags & kOnce && flags & kWritten) {
             fault("thread %u of block (%u, %u, %u) writes byte %ld of argument %u, which was written before, "
                   "at {%x}",
                   thread, blockIdx.x, blockIdx.y, blockIdx.z, long(byte - array.first), array.argument, code);
         }
-        if (array.known)
-            array.known[offset] = 1;
+        flags |= kKnown | kWritten;
     }
 }
 
