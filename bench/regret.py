@@ -55,7 +55,7 @@ def of_run(run: Run) -> Iterator[Choice]:
         free = {
             name: times.median
             for name, times in row.times.items()
-            if name == row.chosen or (name in VARIANTS and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact))
+            if name in run.variants and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact or name == row.chosen)
         }
         if row.chosen in free:
             yield Choice.of(run.device, row.operation, row.name, row.chosen, free)

@@ -50,7 +50,6 @@ Variant: TypeAlias = Literal[
     "elementwise",
     "gather",
     "gather_blocks",
-    "gather_parts",
     "gather_pixels",
     "index_map",
     "output_driven",

@@ -46,7 +46,7 @@ struct Parameters {
     long long columns_batch, image_batch; // strides in elements, as all below
     Offset columns_channel, image_channel;
     Offset channels;
-    Offset items;      // cells, pixels or elements of all planes, or tiles: each has one owner
+    Offset items;      // parts, pixels or elements of all planes, or tiles: each has one owner
     Offset size[rank]; // pixels
     Offset blocks[rank];
     Offset pad[rank];        // in front of pixel 0

@@ -5,44 +5,33 @@
 //   image    (batch, channels, *size), any strides             written, each element once
 //   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
-// Threads are numbered in one of three ways, which share all else.
+// Threads are numbered in one of two ways, which share all else.
 //
-// `pixels`: by the pixels of a row, or its words of them, then by rows. Serves everything. Neighbours read
-// neighbouring taps of a block, or, of a small stride, neighbouring blocks. Where taps follow each other in
-// memory and words of pixels get words of them, all of which exist or none, they are loaded and stored so.
+// `pixels`: by the pixels of a row, or its words of them, then by rows. Neighbours read neighbouring taps of a
+// block, or, of a small stride, neighbouring blocks. Where taps follow each other in memory and words of
+// pixels get words of them, all of which exist or none, they are loaded and stored so.
 //
-// `cells`: by the cells of a row, each a stride's worth of pixels, the first of which begins at pixel 0, then
-// by rows. The phases of a cell, its pixels' places in it, of which PHASE is the first, and their taps are
-// compiled in.
+// `parts`: by the cells of a plane, each a stride's worth of pixels, whatever their rows, then by their parts
+// and by phases of the other axes, their places in a cell. Cells begin where blocks do, so that their pixels
+// have taps of the same blocks. Neighbours read neighbouring blocks of one tap, whatever the stride, and a
+// warp passes its pixels through shared memory, so that neighbouring lanes store neighbouring words.
 //
-// `parts`: by the cells of a whole plane, whatever their rows, then by their parts and by phases of the other
-// axes. Cells begin where blocks do, so that their pixels have taps of the same blocks.
+// Planes come last: those of a thread share the index arithmetic and have more loads in flight. Taps are added
+// in lexicographic order. No atomics and no zero fill.
 //
-// Of cells and parts, neighbours read neighbouring blocks of one tap, whatever the stride. Planes come last:
-// those of a thread share the index arithmetic and have more loads in flight.
-//
-// A thread stores a word, or two pixels, where they are. Else a warp passes its pixels through shared memory,
-// so that neighbouring lanes store neighbouring words, from end to end where cells are so. Taps are added in
-// lexicographic order. No atomics and no zero fill.
-//
-// Pixels win where the taps of a block lie closer in memory than its blocks; cells for strides up to 16 and
-// kernels up to 32 along the last axis; parts where a stride is too many pixels for one thread, where rows
-// have too few blocks to fill sectors, and where the last axis has too many taps to unroll and neighbouring
-// pixels would not read whole sectors.
+// Pixels win where the taps of a block lie closer in memory than its blocks, and where blocks are a pixel
+// apart; parts elsewhere.
 #define L2_FETCH ".L2::128B"
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-enum class Numbering { pixels, cells, parts };
+enum class Numbering { pixels, parts };
 constexpr bool of_pixels = Numbering::NUMBERING == Numbering::pixels;
-constexpr bool of_cells = Numbering::NUMBERING == Numbering::cells;
-constexpr bool of_parts = Numbering::NUMBERING == Numbering::parts;
-constexpr int part = PART; // neighbouring pixels of a thread; where threads are numbered by these, a word
+constexpr int part = PART; // neighbouring pixels of a thread; where threads are numbered by pixels, a word
 constexpr int row_taps = int(Pattern<last>::taps);
 constexpr bool dilated = dilation[last] != 1;
 // Whether all pixels of a part have as many taps, which exist together.
-constexpr bool alike =
-    of_pixels || (of_parts && !dilated && stride[last] % part == 0 && kernel[last] % part == 0);
+constexpr bool alike = of_pixels || (!dilated && stride[last] % part == 0 && kernel[last] % part == 0);
 
 // The taps of the last axis whose loads are in flight together: all of them if they have room in registers.
 template <int planes> __device__ constexpr int most_together()
@@ -50,19 +39,18 @@ template <int planes> __device__ constexpr int most_together()
     constexpr int loads = of_pixels ? part * planes : part;
     constexpr bool fit = row_taps * loads * element_registers <= unrolled_registers;
     constexpr int some = (looped_loads / (of_pixels ? 1 : element_registers) + loads - 1) / loads;
-    return of_pixels ? (fit ? row_taps : some) : of_cells ? 32 : some;
+    return of_pixels && fit ? row_taps : some;
 }
 template <int planes>
 constexpr int together = row_taps <= most_together<planes>() ? row_taps : most_together<planes>();
-template <int planes>
-constexpr Offset loads = (of_cells ? int(kernel[last]) : together<planes> * part) * planes;
+template <int planes> constexpr Offset loads = together<planes> * part * planes;
 
 // The outer axes whose taps are a loop: those of as many rows as have room are loaded together. A loop skips
 // rows without taps. Pixels' windows need some of the registers, and their rows that have no room all.
 template <int planes> __device__ constexpr int looped()
 {
     constexpr int without_room = looped_axes<last - 1>(loads<planes> * element_registers,
-                                                       of_parts ? looped_loads : unrolled_registers);
+                                                       of_pixels ? unrolled_registers : looped_loads);
     constexpr bool all = of_pixels && (together<planes> < row_taps || (windowed && without_room > 0));
     return all ? last : without_room;
 }
@@ -71,12 +59,7 @@ constexpr int kept_weights = 16; // of a row of taps that a thread keeps for all
 template <int planes>
 constexpr bool keeps_weights = of_pixels && together<planes> == row_taps && row_taps * part <= kept_weights;
 
-// Whether a thread stores a part of so many words where it is.
-template <int word>
-constexpr bool is_stored_directly = of_pixels || (of_cells && part / word <= (word == 1 ? 2 : 1));
-
 struct GatherParameters : Parameters {
-    int in_runs;        // whether 32 consecutive cells of a plane lie end to end, each whole
     Offset in_front;    // pixels of the first cell of a row that are padding
     Offset first_block; // that begins at such a cell
     Divisor by_cells[rank];
@@ -97,25 +80,19 @@ struct PartTaps {
     {
 #pragma unroll
         for (int i = 0; i < part; ++i) {
-            const Offset behind = phase + PHASE + i, whole = of_cells ? behind / stride[last] : 0;
-            const Offset tap = behind - whole * stride[last], block = p.first_block + whole;
+            const Offset tap = phase + i, block = p.first_block;
             if constexpr (!dilated)
                 of[i] = {tap, block, tap * p.tap_stride[last] + block * p.block_stride[last], true};
             else
                 of[i] = Taps::at<last>(tap, block, p);
         }
     }
-    // Whether it is known when this is compiled that there is no such tap.
-    __device__ bool is_missing(int i, Offset number) const
-    {
-        return of_cells && !of[i].in_kernel<last>(number);
-    }
     __device__ Offset tap(int i, Offset number) const { return of[i].tap + number * Pattern<last>::tap_step; }
     // No `&&`, of which the compiler would make branches around loads.
     __device__ bool exists(int i, Offset number, const Parameters& p) const
     {
         const int like = alike ? 0 : i;
-        const bool in_stride = alike || !of_parts || phase + i < stride[last];
+        const bool in_stride = alike || phase + i < stride[last];
         const bool in_blocks =
             within(of[like].block + cell - number * Pattern<last>::block_step, p.blocks[last]);
         return in_stride & of[like].in_kernel<last>(number) & in_blocks;
@@ -155,27 +132,23 @@ template <int word> __device__ auto word_of(const Accumulator* sums, const Resul
 }
 
 // Stores a part of each lane, `word` pixels at once: more than one only where the image has such words, of
-// which a cell then is a whole number.
+// which a cell then is a whole number. A word of pixels is stored where it is.
 template <int word, int planes>
 __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulator (&sums)[planes][part],
                             const GatherParameters& p)
 {
     constexpr int words = part / word, bytes = word * sizeof(Result);
-    constexpr bool whole = of_pixels || (of_cells && (part == 1 || word > 1));
-    const auto within_run = [](const Run& run, int i) { return whole || (run.begin <= i & i < run.end); };
-    if constexpr (is_stored_directly<word>) {
+    if constexpr (of_pixels) {
         Result* address = own.first;
 #pragma unroll
-        for (int k = 0; k < planes; ++k, address += p.image_channel)
-#pragma unroll
-            for (int i = 0; i < part; i += word) {
-                Result* const first = address + i * p.pixel_stride[last];
-                const bool inside = k < own.planes & within_run(own, i);
-                const auto stored = word_of<word>(sums[k] + i, first, inside);
-                if (inside)
-                    store_word<bytes>(first, stored);
-            }
+        for (int k = 0; k < planes; ++k, address += p.image_channel) {
+            const bool exists = k < own.planes;
+            const auto stored = word_of<word>(sums[k], address, exists);
+            if (exists)
+                store_word<bytes>(address, stored);
+        }
     } else {
+        const auto within_run = [](const Run& run, int i) { return run.begin <= i & i < run.end; };
         using Stored = AliasedWord<bytes>;
         // Word number n of a warp lies at n + n / 32, which spreads the parts over the banks; without a sign
         // the quotient is one shift. Parts of an odd number of words are spread already.
@@ -193,21 +166,7 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
                     word_of<word>(sums[k] + i * word, address, k < own.planes & within_run(own, i * word));
             }
         __syncwarp();
-        // Cells of two groups of planes are end to end only where these are, plane for plane.
-        if (of_cells && p.in_runs && tile.runs[31].first - tile.runs[0].first == 31 * part &&
-            tile.runs[0].planes == tile.runs[31].planes) {
-            Result* address = tile.runs[0].first + lane * word;
-#pragma unroll
-            for (int k = 0; k < planes; ++k, address += p.image_channel)
-#pragma unroll
-                for (int i = 0; i < words; ++i)
-                    if (k < own.planes)
-                        store_word<bytes>(address + i * 32 * word,
-                                          reinterpret_cast<const Stored*>(
-                                              tile.pixels[k])[i * (32 + skipped) + unsigned(lane)]);
-            return;
-        }
-#pragma unroll(of_cells ? 1 : words)
+#pragma unroll(words)
         for (int number = 0; number < words; ++number) {
             const int owner = (number * 32 + lane) / words, i = (number * 32 + lane) % words * word;
             const Run run = tile.runs[owner];
@@ -226,26 +185,23 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                        Tile<planes>& tile, const GatherParameters& p)
 {
     const Offset thread = grid_index();
-    if (is_stored_directly<word> && thread >= p.items)
+    if (of_pixels && thread >= p.items)
         return;
-    bool live =
-        is_stored_directly<word> || thread < p.items; // others do the last one's work over and store nothing
+    bool live = of_pixels || thread < p.items; // others do the last one's work over and store nothing
     Offset item = live ? thread : p.items - 1;
     Offset cell[rank], pixel[rank], in_plane = 0;
 #pragma unroll
     for (int axis = last; axis >= 0; --axis)
-        cell[axis] = of_parts ? p.by_cells[axis].split(item) : 0;
+        cell[axis] = of_pixels ? 0 : p.by_cells[axis].split(item);
     const Place<planes> place(item, p);
-    if (of_cells)
-        cell[last] = place.along[last];
-    const Offset along_last = place.along[last] * (of_cells ? 0 : part);
-    const Offset phase = of_parts && stride[last] > part ? along_last : 0; // known where a cell is one part
+    const Offset along_last = place.along[last] * part;
+    const Offset phase = !of_pixels && stride[last] > part ? along_last : 0; // known where a cell is one part
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
         pixel[axis] = cell[axis] * stride[axis] + (axis < last ? place.along[axis]
-                                                   : of_parts  ? phase - p.in_front
-                                                               : along_last);
-        live = live && (!of_parts || axis == last || pixel[axis] < p.size[axis]);
+                                                   : of_pixels ? along_last
+                                                               : phase - p.in_front);
+        live = live && (of_pixels || axis == last || pixel[axis] < p.size[axis]);
         in_plane += pixel[axis] * p.pixel_stride[axis];
     }
     const Scalar* plane_columns[planes];
@@ -322,11 +278,9 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                     for (int i = 0; i < (of_pixels ? 0 : part); ++i)
 #pragma unroll
                         for (int k = 0; k < planes; ++k) {
-                            if (row.is_missing(i, number))
-                                continue;
                             const Scalar* const address =
-                                dilated || of_cells ? plane_columns[k] + (offset + (step + row.of[i].offset))
-                                                    : element[k];
+                                dilated ? plane_columns[k] + (offset + (step + row.of[i].offset))
+                                        : element[k];
                             elements[n][k][i] = load_if(address, counts & row.exists(i, number, p));
                             element[k] += p.tap_stride[last];
                         }
@@ -335,8 +289,6 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                 for (int n = 0; n < at_once; ++n)
 #pragma unroll
                     for (int i = 0; i < part; ++i) {
-                        if (row.is_missing(i, begin + n))
-                            continue;
 #pragma unroll
                         for (int k = 0; k < planes; ++k)
                             sums[k][i] = add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));
@@ -351,7 +303,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 
     const auto clamped = [](Offset count) { return short(count < 0 ? 0 : count < part ? count : part); };
     const Run run = {
-        place.first_plane(image, p) + in_plane, of_parts ? clamped(-pixel[last]) : short(0),
+        place.first_plane(image, p) + in_plane, of_pixels ? short(0) : clamped(-pixel[last]),
         clamped(min(p.size[last] - pixel[last], of_pixels ? Offset(part) : stride[last] - phase)),
         live ? int(min(p.channels - place.channel, Offset(planes))) : 0};
     store_parts<word>(tile, run, sums, p);
@@ -370,11 +322,10 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 }
 
 // Threads of a multiprocessor whose registers there are: fewer where much is fused, elements are wide, or
-// pixels of other than four bytes would spill, and more where cells of several planes share a thread.
+// pixels of other than four bytes would spill.
 constexpr int few_threads = !of_pixels && windowed && sizeof(Scalar) > 4 ? 384 : 512;
-constexpr bool few =
-    of_parts || fuses || sizeof(Scalar) == 1 || (of_pixels && (part > 1 || sizeof(Scalar) != 4));
-constexpr int resident_threads = few ? few_threads : of_pixels ? 768 : sizeof(Scalar) == 4 ? 896 : 640;
+constexpr bool many = of_pixels && !fuses && part == 1 && sizeof(Scalar) == 4;
+constexpr int resident_threads = many ? 768 : few_threads;
 
 extern "C" __global__ void __launch_bounds__(THREADS, few_threads / THREADS)
     col2im_gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,

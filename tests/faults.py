@@ -161,7 +161,7 @@ FAULTS = (
     # --- weights
     Fault("products of weights that underflow in a kernel of col2im", "kernels/fusion.cuh",
           "        return at_least<least_exponent>(weight);", "        return weight;",
-          KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
+          KERNELS + "[col2im-bug-dilation-applied-twice-0]"),
     Fault("products of weights that underflow in NumPy", "gpufold/weights.py",
           "product = library.where(small, library.sign(before) * library.sign(weights) * least, product)", "pass",
           "tests/test_underflow.py::test_least_squares_lose_no_element_either"),
@@ -169,7 +169,7 @@ FAULTS = (
           "joined(or_zero(product, exists), weight)", "joined(product, weight)",
           KERNELS + "[col2im-stride-5-gather-awkward-0]"),
     Fault("an infinite weight times the zero of a row that does not exist", "kernels/fusion.cuh",
-          "or_zero(weight, exists)", "weight", KERNELS + "[col2im-tiles-256-192-gather_parts-awkward-0]"),
+          "or_zero(weight, exists)", "weight", KERNELS + "[col2im-phases-gather-awkward-0]"),
     *(
         Fault(
             f"{bits} bits of a weight that are not shifted out where its tap does not exist",
@@ -281,7 +281,7 @@ BARRIERS = {
     "add_blocks_output_driven.cu": ("add_blocks-every-border", "add_blocks-more-than-a-block-of-threads-tests"),
     "batch_to_space_packed.cu": ("batch_to_space-nchw-odd-crop", "batch_to_space-openvino-page-2d"),
     "bins.cu": (*["add_blocks-more-than-a-block-of-threads-tests"] * 5, "add_blocks-more-blocks-than-marks"),
-    "col2im_gather.cu": ("col2im-bug-uncovered-pixels-never-written",),
+    "col2im_gather.cu": ("col2im-stride-3",),
     "col2im_gather_blocks.cu": ("col2im-one-tile-of-several-rows", "col2im-bug-3d-columns-with-dilated-kernel"),
     "im2col_packed.cu": ("im2col-blocks-at-a-stride",),
     "im2col_runs.cu": ("im2col-3d-runs", "im2col-run-after-run"),

@@ -631,7 +631,7 @@ def test_regret_compares_auto_with_what_it_was_free_to_take():
     }
     rows = [Row("one", "col2im", dtype, 1, 1, chosen="gather", times=times) for dtype in ("float32", "int32")]
     rows.append(Row("another", "col2im", "float32", 1, 1, times=times))
-    found = list(of_run(Run("no device", "gpu", 1, {}, "", "", "", ["torch"], list(times), [], rows)))
+    found = list(of_run(Run("no device", "gpu", 1, {}, "", "", "", ["torch"], list(times)[:-1], [], rows)))
     assert [(choice.problem, choice.best) for choice in found] == [("one", "gather_pixels"), ("one int32", "atomic")]
     assert [choice.regret for choice in found] == [pytest.approx(0.2), pytest.approx(1.4)]
 

@@ -33,7 +33,7 @@ def test_leading_axes_apart_have_no_weights(reduction):
     fill_value = None if reduction == "sum" else 0
     options = {"strides": case.strides, "reduction": reduction, "window": window, "fill_value": fill_value}
     folds = Call("blocks_to_array", blocks, (case.shape, case.block), options)
-    for variant in ("gather", "gather_parts", "gather_pixels"):
+    for variant in ("gather", "gather_pixels"):
         plan, arrays = run(folds, variant)
         assert (dict(plan.defines)["WINDOW_AXES"], dict(plan.defines)["KERNEL"]) == ("2", "1,3,4")
         assert_same_bits(arrays.result, folds.on(blocks), variant)

@@ -79,7 +79,7 @@ SHORT_CASES = (
     Case("planes", (7, 9), (3, 3), 1, 1, 1, 1, channels=5),
     Case("words", (6, 16), (3, 4), 2, 1, 1, 1, batch=1, channels=4),
     Case("rows-of-words", (4, 16), (3, 3), 1, 1, 1, 1, batch=1, channels=5),
-    Case("staged-cells", (3, 5 * 40 + 2), (2, 7), (1, 5), 1, 1, 1, batch=1, channels=2),
+    Case("parts", (3, 5 * 40 + 2), (2, 7), (1, 5), 1, 1, 1, batch=1, channels=2),
     Case("phases", (1600,), (400,), 160, 1, 200, 200, batch=1, channels=1),
     Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
     SpaceCase("interleave", (8, 3, 5, 8), (1, 1, 2, 2), (0, 0, 1, 0), (0, 0, 0, 2)),

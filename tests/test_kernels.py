@@ -74,8 +74,8 @@ WEIGHED = ("im2col", "array_to_blocks", "take_blocks")
 """What takes elements, times a window."""
 
 MAY_REFUSE = {
-    "col2im": ("gather", "gather_blocks", "atomic"),
-    "blocks_to_array": ("gather", "gather_blocks", "atomic"),
+    "col2im": ("gather_blocks", "atomic"),
+    "blocks_to_array": ("gather_blocks", "atomic"),
     "im2col": ("packed", "runs", "staged", "words"),
     "array_to_blocks": ("packed", "runs", "staged", "words", "per_block"),
     "batch_to_space": ("packed",),
@@ -192,7 +192,7 @@ def drawn(row, number) -> Drawn:
     read, written = rng.choice(("contiguous", *LAYOUTS)), rng.choice(("contiguous", *list(LAYOUTS)[:-1]))
     executors, chances = ("plain", "observed", "shuffled", "sanitized"), (4, 3, 2, 0 if first else 1)
     if row.case in FAR_CASES and row.case.arguments["strides"][-1] > 2**20:
-        names = [name for name in names if name != "gather_parts"]  # a thread block for every 32 phases of a stride
+        names = [name for name in names if name != "gather"]  # a thread block for every 32 phases of a stride
     if first:
         names = rng.sample(list(names), min(2 + (row.operation == "add_blocks"), len(names)))
         if row.variant:

@@ -49,9 +49,10 @@ def contiguous(shape, steps=None, alignment=256):
 def col2im(size, kernel, variant="auto", dtype="float32", batch=1, channels=1, steps=None, image=None, **arguments):
     """Plan a call on contiguous arrays; `steps` are other strides of the columns, `image` of the image."""
     deterministic, every = arguments.pop("deterministic", True), arguments.pop("all_of_them", False)
+    fusion = Fusion(window=arguments.pop("window", "none"))
     case = Case("planned", size, kernel, **arguments, batch=batch, channels=channels)
     geometry = col2im_geometry(case.columns_shape, size, kernel, **case.arguments)
-    call = Call("col2im", geometry, dtype, variant=variant, deterministic=deterministic)
+    call = Call("col2im", geometry, dtype, fusion, variant, deterministic)
     return planned(call, contiguous(case.columns_shape, steps), contiguous(case.image_shape, image), every)
 
 
@@ -150,9 +151,12 @@ CELLS = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end
 VARIANTS = [
     row("gather_pixels", col2im, (56, 56), (3, 3), batch=8, channels=64, pads_begin=1, pads_end=1),
     row("gather", col2im, (112, 112), (3, 3), batch=8, channels=64, strides=2, pads_begin=1),
-    row("gather_parts", col2im, (512, 512), (16, 16), batch=8, channels=3, strides=16),  # sectors of pixels
-    row("gather_pixels", col2im, (1024, 1024), (40, 40), batch=8, strides=4),  # a warp reads sectors of each tap
-    row("gather_parts", col2im, (1024, 1024), (40, 40), dtype="float16", batch=8, strides=4),
+    row("gather", col2im, (512, 512), (16, 16), batch=8, channels=3, strides=16),  # sectors of pixels
+    row("gather", col2im, (1024, 1024), (40, 40), batch=8, strides=4),
+    row("gather_pixels", col2im, (3, 4), (3, 3), strides=(1, 5), pads_begin=4),  # a stride beyond the image
+    row("gather_pixels", col2im, (512, 512), (8, 8), batch=16),
+    row("gather_pixels", col2im, (512, 512), (5, 6), dtype="bool", batch=16),
+    row("gather", col2im, (512, 512), (8, 8), dtype="bool", batch=16),  # bytes, of which many land on a pixel
     row("gather_pixels", col2im, (5,), (2,), strides=2**31 - 1, pads_begin=2**31),
     row("gather_pixels", col2im, (512, 512), (16, 16), channels=3, strides=16, steps=(1, 1, 768)),
     row("gather_pixels", col2im, (64, 64), (32, 32), deterministic=False),
@@ -236,12 +240,14 @@ def test_the_rule_takes_a_variant_by_strides_layout_and_size(expected, plan):
 BLOCKS_OF_THREE, BESIDE = {"gather_blocks": {"steps": (0, 1, 3)}}, {"packed": 0}
 OFFSETS = [
     row("int", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=4, channels=64),  # 2**32 pixels in planes of 2**24
-    row("long long", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=16, channels=64),  # 2**31 threads
+    row("long long", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=8, channels=64),  # 2**31 threads
     row("long long", col2im, (2**15, 2**16 - 9), (2, 2), "gather"),  # four taps of 2**31 elements
     row("long long", col2im, (4, 8), (2, 2), "gather", steps=(0, 2**29, 1)),  # a span, not a size
     row("long long", col2im, (4, 8), (2, 2), "gather", steps=(0, -(2**29), 1)),
-    row("int", col2im, (4, 8), (2, 2), "gather", steps=(2**31 - 1, 21, 1), batch=2),
-    row("long long", col2im, (4, 8), (2, 2), "gather", steps=(-(2**31), 21, 1), batch=2),  # from a plane to the next
+    row("int", col2im, (4, 8), (2, 2), "gather_pixels", steps=(2**31 - 1, 21, 1), batch=2),
+    row(
+        "long long", col2im, (4, 8), (2, 2), "gather_pixels", steps=(-(2**31), 21, 1), batch=2
+    ),  # from a plane to the next
     row("long long", col2im, (4, 8), (2, 2), "gather_pixels", pads_begin=2**30, strides=2**29),
     row("int", col2im, (64, 64), (1, 1), "gather", "int8", batch=2**18, channels=4),
     row("long long", col2im, (64, 64), (1, 1), "atomic", batch=2**18, channels=4),  # 2**32 threads
@@ -259,10 +265,10 @@ OFFSETS = [
     row("long long", placed, (1, 9, 16), (2_010_874_702,), 834_053, "binned", "int16"),  # positions that a tile meets
     row("long long", col2im, (8,), (3,), "gather", strides=3, dilations=2**31, pads_end=2**32),  # what is compiled in
     # A part past its cell is worked out whole, beyond the last pixel and tap; and a thread takes blocks whole.
-    row("int", col2im, (204,), (24,), "gather_parts", strides=20, image=(0, 0, 2**31 // 693)),
-    row("long long", col2im, (204,), (24,), "gather_parts", strides=20, image=(0, 0, 2**31 // 230)),
-    row("int", col2im, (204,), (24,), "gather_parts", strides=20, steps=(0, 2**31 // 153, 1)),
-    row("long long", col2im, (204,), (24,), "gather_parts", strides=20, steps=(0, 2**31 // 50, 1)),
+    row("int", col2im, (204,), (24,), "gather", strides=20, image=(0, 0, 2**31 // 693)),
+    row("long long", col2im, (204,), (24,), "gather", strides=20, image=(0, 0, 2**31 // 230)),
+    row("int", col2im, (204,), (24,), "gather", strides=20, steps=(0, 2**31 // 153, 1)),
+    row("long long", col2im, (204,), (24,), "gather", strides=20, steps=(0, 2**31 // 50, 1)),
     row("int", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 296)),
     row("long long", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 80)),
     row("long long", col2im, (1,), (1,), "gather", "int8", channels=17_136_500_657),  # of which threads serve several
@@ -314,13 +320,15 @@ DEFINES = [
     # Several planes and wide words, where there is enough.
     row(("symbol", ["col2im_gather_planes"]), of_bytes, (56, 56), (3, 3), **MAP),
     row(("symbol", ["col2im_gather"]), col2im, (56, 56), (3, 3), "gather", **MAP),
-    row(("symbol", ["col2im_gather"]), of_bytes, (56, 56), (5, 5), **MAP),  # more than a few taps
+    row(("symbol", ["col2im_gather"]), of_bytes, (56, 56), (6, 6), **MAP),  # more than a few taps
+    row(("symbol", ["col2im_gather_planes"]), col2im, (56, 56), (3, 3), "gather", window="separable", **MAP),
+    row(("symbol", ["col2im_gather_words_planes"]), col2im, (128, 128), (2, 2), strides=2, **MAP),
     row(("symbol", ["col2im_gather"]), of_bytes, (56, 56), (3, 3), channels=64),
     row(("symbol", ["col2im_gather_words_planes"]), of_bytes, (112, 112), (3, 3), strides=2, **MAP),
     row(("symbol", ["col2im_gather_planes"]), of_bytes, (113, 113), (3, 3), strides=2, **MAP),
     row(("symbol", ["col2im_gather_planes"]), of_bytes, (1024, 1024), (3, 3), batch=8),  # the batch is planes too
     row(("symbol", ["col2im_gather"]), of_bytes, (28, 28), (3, 3), batch=8, channels=48),  # too few threads
-    row(("symbol", ["col2im_gather"]), of_bytes, (2048, 2048), (3, 3), channels=2),  # most of eight would repeat
+    row(("symbol", ["col2im_gather"]), of_bytes, (2048, 2048), (3, 3), channels=2),  # most of four would repeat
     row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
     row((WORDS, [4, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
     row((WORDS, [4, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
@@ -410,7 +418,7 @@ DEFINES = [
     row((PIECES, [3, 12, 1, 0, 1, 0]), of_threes, dtype="uint8", width=33, channels=1),  # the array is 594 bytes
     row((PIECES, [3, 36, 4, 1, 1, 0]), of_threes, dtype="uint8", width=33, channels=2),
     row((PIECES, [32, 1, 1, 0, 0, 1]), of_threes, width=16, block=64),  # a block is two pieces
-    row(("PART", [16]), col2im, (204,), (24,), "gather_parts", strides=20),
+    row(("PART", [16]), col2im, (204,), (24,), "gather", strides=20),
     # Words of planes that lie apart start where each plane does.
     row(("BLOCKS_PER_WORD LOADED", [2, 4]), taken_apart, (4, 3, 8), (1, 2), space=(64, 16, 1)),
     row(("BLOCKS_PER_WORD LOADED", [1, 2]), taken_apart, (4, 3, 8), (1, 2), space=(50, 16, 1)),
@@ -429,8 +437,6 @@ def test_planes_and_words_are_as_many_and_wide_as_rows_margins_and_registers_all
 
 OF_STRIDE = {"variant": "gather_blocks", "strides": 5000, "steps": (0, 1, 27_000)}
 REFUSED = [
-    row("16 at most, but strides is 17 on the last axis", col2im, (50, 60), (3, 3), "gather", strides=17),
-    row("32 at most, but kernel_size is 40", col2im, (50, 60), (3, 40), "gather"),
     row("taps must be contiguous in the columns, but their strides are", col2im, (50, 60), (3, 3), "gather_blocks"),
     row("36864 bytes at most, but strides 5000 .* make it 40000", col2im, (50, 60_000), (3, 9000), **OF_STRIDE),
     row("atomic adds in memory, where float16 sums would be rounded", col2im, (50, 60), (3, 3), "atomic", "float16"),
@@ -481,7 +487,7 @@ SPACES = (4, 1, 3, 8), (12, 5, 7, 16), (256, 256, 56, 56), (4, 3, 1000, 2000)
 OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "staged", "words")]
 SAME = [
     *([partial(col2im_apart, variant, *extents) for extents in EXTENTS] for variant in variants("col2im")),
-    [partial(col2im, (40, 40), (3, 3), "gather", strides=3, pads_begin=pad) for pad in (1, 4)],
+    [partial(col2im, (40, 40), (3, 3), "gather", strides=3, pads_begin=pad) for pad in (0, 1, 4)],
     *([partial(im2col, extents, (3, 3), variant, **CELLS) for extents in EXTENTS] for variant in OF_ANY_ROWS),
     *(
         [partial(im2col, (2, 2, 40, 40), (3, 3), variant, pads_begin=pad, strides=4 + pad) for pad in (0, 1, 7)]
@@ -512,7 +518,7 @@ def test_blocks_that_are_apart_share_no_pixel_in_shared_memory(dtype):
 
 
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
-    first, other = (col2im((512,), (64,), "gather_parts", strides=64, image=(777, plane, 1)) for plane in (512, 555))
+    first, other = (col2im((512,), (64,), "gather", strides=64, image=(777, plane, 1)) for plane in (512, 555))
     assert first.parameters == other.parameters
 
 
@@ -591,7 +597,7 @@ def test_equal_structs_have_equal_bytes():
 CALLS = 4000
 REGISTERS_OF_A_BLOCK = 65536
 INDICES = {"int": 2**31 - 1, "long long": 2**63 - 1}
-COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "TAPS", "PHASE")
+COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "TAPS")
 
 
 def needs(plan):

@@ -17,7 +17,6 @@ from processes import python
 import gpufold
 from bench.__main__ import main
 from bench.problems import PROBLEMS, plan_of
-from bench.regret import VARIANTS
 from bench.report import LARGE_BYTES, by_operation, milliseconds
 from bench.results import Run, geometric_mean
 from gpufold.gpu.devices import device_named
@@ -210,12 +209,14 @@ def test_the_shares_of_a_copy_s_speed_are_those_of_the_saved_run():
 
 
 def test_the_rule_takes_what_was_the_fastest_in_the_saved_run():
-    """By how much it may be slower, docs/performance.md says."""
+    """By how much it may be slower, docs/performance.md says. Today's `gather` was `gather_parts` then."""
     (percent,) = re.findall(r"takes a kernel that is at most (\d) % slower", DOCUMENTS["docs/performance.md"])
     problems, device = {problem.name: problem.for_gpu for problem in PROBLEMS}, device_named("H100")
-    for row in Run.load(ROOT / ON_A_GPU).rows:
-        exact = {name: times.median for name, times in row.times.items() if name in VARIANTS and name != "atomic"}
+    run = Run.load(ROOT / ON_A_GPU)
+    for row in run.rows:
+        exact = {name: row.times[name].median for name in run.variants if name in row.times and name != "atomic"}
         taken = plan_of(problems[row.problem], "auto", row.dtype, device).variant
+        taken = {"gather": "gather_parts"}.get(taken, taken)
         assert exact[taken] <= (1 + int(percent) / 100) * min(exact.values()), (row.problem, taken)
 
 

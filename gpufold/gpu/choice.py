@@ -9,8 +9,8 @@ from math import prod
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
 from gpufold.gpu.variants import add_blocks, im2col, space_to_batch
-from gpufold.gpu.variants.columns import ColumnsView, view_of
-from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, WIDEST_WORD, Moves
+from gpufold.gpu.variants.columns import ColumnsView, taps_per_pixel, view_of
+from gpufold.gpu.variants.moves import SECTOR_BYTES, WIDEST_WORD, Moves
 from gpufold.gpu.variants.placed import placed_view
 
 NARROW_BYTES = 4
@@ -27,19 +27,16 @@ threads that load a tap each would look up a line of the cache for nearly every 
 def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield rows of taps where blocks overlap densely, pixels where neighbours read along the columns, else parts.
 
-    Where a stride is less than a sector of pixels, cells have them whole.
+    Of bytes of which many land on a pixel, parts are faster at every stride.
     """
     view = view_of(problem)
-    row = view.axes[-1]
+    row, taps = view.axes[-1], prod(map(taps_per_pixel, view.axes))
     if view.taps_are_closest and _overlaps_densely(view):
         yield "gather_blocks", "the taps of a block lie closer in memory than its blocks, which overlap densely"
-    if view.taps_are_closest or row.stride == 1:
+    if view.taps_are_closest or (row.stride == 1 and (view.element.itemsize > 1 or taps < SECTOR_BYTES)):
         yield "gather_pixels", ""
-    if row.size >= row.stride >= SECTOR_BYTES // view.element.itemsize:
-        yield "gather_parts", ""
-    yield "gather", ""
-    if row.size >= row.stride > WARP * view.element.itemsize // SECTOR_BYTES:  # a warp of pixels reads less of each tap
-        yield "gather_parts", ""
+    if row.size >= row.stride:
+        yield "gather", ""
     yield "gather_pixels", ""
 
 
