@@ -342,6 +342,10 @@ DEFINES = [
     row((LINES, [8, 4, 1, 0, 0]), taps, 3),
     row((LINES, [8, 2, 1, 0, 0]), taps, 4),
     row((LINES, [8, 1, 1, 0, 0]), taps, 1, spaced=2),
+    *(
+        row(("symbol", [symbol]), im2col, (1, 3, 20, width), (8, 8), "taps", "uint8", blocks=0)
+        for symbol, width in (("im2col_taps_of_several", 15), ("im2col_taps", 14))
+    ),
     # The width of rows chooses a word, and no other extent does.
     *(
         row(("WORD PIXELS_BEFORE", [4, 3]), words, (2, 3, rows, width), (3, 3), pads_begin=1, pads_end=1)
@@ -528,10 +532,7 @@ def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
 
 
 OF_ROWS_OF_TAPS = partial(col2im, (512, 512), (8, 8), "gather_blocks", steps=(1, 1, 64))
-OF_BLOCKS = partial(im2col, kernel=(8, 8), variant="taps", dtype="uint8", blocks=0)
 CANDIDATES = [
-    row(("symbol", [["im2col_taps_of_several"], ["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 238)),
-    row(("symbol", [["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 10)),  # whose rows have three blocks
     row(("ROWS grid", [[8, (64 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]), OF_ROWS_OF_TAPS),
     row(("TILE_ROWS", [[8], [32]]), placed, (8, 2048, 2048), (512, 512), 64, "binned"),
     row(("variant", [["output_driven"], ["binned"], ["binned"]]), placed, (64, 64), (3, 3), 100),

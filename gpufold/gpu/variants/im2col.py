@@ -175,17 +175,13 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
     return {"BLOCKS": blocks, "WORD": word, "LOADED": at_once, "LINE_STRIDE": line, "PIXELS_BEFORE": before}
 
 
-def taps(problem: Problem) -> tuple[Plan, ...]:
+def taps(problem: Problem) -> Plan:
     """Plan one thread per word of taps, which serves everything: for columns whose taps are the closest elements."""
     view = columns_of(problem)
     defines = words_of_taps(problem, view)
-    several = [(defines["BLOCKS"], "im2col_taps_of_several")] if defines["BLOCKS"] <= view.axes[-1].blocks else []
-    return tuple([_taps(problem, defines, *choice) for choice in (*several, (1, "im2col_taps"))])
-
-
-def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -> Plan:
-    view, word = columns_of(problem), defines["WORD"]
-    axes, row = view.axes, view.axes[-1]
+    axes, row, word = view.axes, view.axes[-1], defines["WORD"]
+    several = defines["BLOCKS"] <= row.blocks
+    blocks = defines["BLOCKS"] if several else 1
     kernel = (*view.kernel[:-1], row.kernel // word)
     places = -(-row.blocks // blocks)
     threads = view.planes * prod(kernel) * prod(view.blocks[:-1]) * places
@@ -227,7 +223,7 @@ def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -
             "columns_batch_step": wide(view.columns_batch),
             "columns_channel_step": wide(view.columns_channel),
         },
-        symbol=symbol,
+        symbol="im2col_taps_of_several" if several else "im2col_taps",
         takes_window=True,
     )
 
