@@ -5,7 +5,9 @@ And each leaves everything as it was: nothing is allocated to speak of, `out` ke
 
 from __future__ import annotations
 
+import re
 import warnings
+from itertools import cycle
 from math import nan
 
 import numpy as np
@@ -60,43 +62,39 @@ OF_SHAPE, OF_KERNEL = (
 )
 
 
-INTEGERS = ("strides", "dilations", "pads_begin", "pads_end")
+def bad_sizes():
+    """Yield bad calls of each argument that takes integers: a type, a number and, of most, a length."""
+    types = cycle(("2", (1, 2.0), nan, b"\0\0", True, (2, np.True_), 1.5, (1, "2"), 2j))
+    smaller, lengths = cycle((-1, -HUGE)), cycle((1, 4, 0, 5))
+    for make, axes, arguments in (
+        (columns, 2, "output_size kernel_size 2 strides 2 dilations 2 pads_begin 2 pads_end 2"),
+        (image, 2, "kernel_size strides 2 dilations 2 pads_begin 2 pads_end 2"),
+        (batch, 3, "block_shape crops_begin 3 crops_end 3"),
+        (space, 3, "block_shape pads_begin 3 pads_end 3"),
+        (apart, 2, "block_shape strides 2"),
+        (together, 2, "output_shape block_shape strides 2"),
+        (taking, 2, "block_shape 2"),
+        (grid, 2, "size block_shape 2 strides 2"),
+        (mapping, 2, "block_shape strides 2"),
+        (onnx, 2, "image_shape block_shape 2 strides 2 dilations 2"),
+    ):
+        for name, wanted in re.findall(r"(\w+[a-z]\b)(?: (\d))?", arguments):
+            least = int(name in ("output_size", "image_shape", "kernel_size", "block_shape", "size", "strides"))
+            bad, small, count = next(types), least + next(smaller), next(lengths)
+            yield make(**{name: bad}), TypeError, [f"{name} must be an integer or a sequence", f"got {bad!r}"]
+            message = f"{name} must be at least {least} on every axis, got {small} on "
+            yield make(**{name: (*(least,) * (axes - 1), small)}), ValueError, [message, f"axis {axes - 1}"]
+            if wanted:
+                yield make(**{name: (1,) * count}), ValueError, [f"{name} must have {wanted} values", f"got {count}"]
+
 
 BAD_CALLS = [
-    # --- strides, dilations, pads of both sliding operations: type, length, range
-    *(
-        (make(**{name: bad}), TypeError, [name, "integer", repr(bad)])
-        for make in (columns, image)
-        for name in INTEGERS
-        for bad in (1.5, "2", (1, 2.0), None, nan)
-    ),
-    *(
-        (make(**{name: (1, 1, 1)}), ValueError, [name, "2 values", "got 3", "(1, 1, 1)"])
-        for make in (columns, image)
-        for name in INTEGERS
-    ),
-    *((make(**{name: ()}), ValueError, [name, "2 values", "got 0"]) for make in (columns, image) for name in INTEGERS),
-    *(
-        (make(strides=bad), ValueError, ["strides", "at least 1", f"got {value} on spatial axis {axis}"])
-        for make in (columns, image)
-        for bad, value, axis in ((0, 0, 0), ((1, 0), 0, 1), ((1, -2), -2, 1), (-HUGE, -HUGE, 0))
-    ),
-    *(
-        (make(**{name: (0, -1)}), ValueError, [name, "at least 0", "got -1 on spatial axis 1"])
-        for make in (columns, image)
-        for name in ("dilations", "pads_begin", "pads_end")
-    ),
-    # --- more types that are no integers
-    (columns(pads_begin=b"\0\0"), TypeError, ["pads_begin", "integer", "b'"]),
-    (columns(kernel_size="22"), TypeError, ["kernel_size", "integer", "'22'"]),
-    (columns(output_size=(5.0, 6.0)), TypeError, ["output_size", "integer", "5.0"]),
+    *bad_sizes(),
+    *((make(strides=None), TypeError, ["strides must be an integer or", "got None"]) for make in (columns, image)),
     (columns(output_size=30), TypeError, ["output_size", "sequence", "got 30; write (30, 30) for two spatial axes"]),
     (image(kernel_size=2), TypeError, ["kernel_size", "sequence", "got 2; write (2, 2) for two spatial axes"]),
     # --- col2im: sizes that do not fit together
     (columns(output_size=()), ValueError, ["output_size", "at least one", "()"]),
-    (columns(output_size=(5, 0)), ValueError, ["output_size", "at least 1", "got 0 on spatial axis 1"]),
-    (columns(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
-    (columns(kernel_size=(2, 2, 2)), ValueError, ["kernel_size", "2 values", "output_size", "got 3"]),
     (columns(data=np.ones((2, 12, 19))), ValueError, ["data axis 2", "got 19", "4 * 5 = 20 blocks"]),
     (columns(data=np.ones((12, 19))), ValueError, ["data axis 1", "got 19", "20 blocks"]),
     (columns(data=np.ones((2, 13, 20))), ValueError, ["data axis 1", "multiple of 4", "got 13"]),
@@ -165,18 +163,13 @@ BAD_CALLS = [
     ),
     # --- im2col: ranks and sizes
     (image(kernel_size=()), ValueError, ["kernel_size", "at least one", "()"]),
-    (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
     (image(kernel_size=(2, 2, 2, 2)), ValueError, ["image", "4 spatial axes", "got rank 4"]),
     (image(kernel_size=(2,)), ValueError, ["image", "1 spatial axes", "got rank 4"]),
     (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on spatial axis 0"]),
     # --- batch_to_space
-    (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
-    (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
     (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
     (batch(crops_begin=(1, 0, 0)), ValueError, ["crops_begin", "0 on axis 0", "got 1"]),
-    (batch(crops_begin=(0, -1, 0)), ValueError, ["crops_begin", "at least 0", "got -1 on axis 1"]),
-    (batch(crops_begin=(0, 0.5, 0)), TypeError, ["crops_begin", "integer", "0.5"]),
     (
         batch(crops_begin=(0, 8, 0), crops_end=(0, 1, 0)),
         ValueError,
@@ -189,7 +182,6 @@ BAD_CALLS = [
         ValueError,
         ["data + pads_begin + pads_end", "multiple of block_shape", "7 + 0 + 0 = 7 on axis 1", "2"],
     ),
-    (space(pads_end=(0, 0, -1)), ValueError, ["pads_end", "at least 0", "got -1 on axis 2"]),
     # --- an array of a foreign kind
     (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- names and variants that there are not
@@ -218,9 +210,6 @@ BAD_CALLS = [
         (make(variant="quick"), ValueError, ["variant must be one of auto, ", "got 'quick'"])
         for make in (columns, image, batch, space, together, apart, adding, taking, averaging)
     ),
-    # --- truth is no size
-    (columns(strides=True), TypeError, ["strides", "integer", "True"]),
-    (columns(kernel_size=(2, np.True_)), TypeError, ["kernel_size", "integer", "(2, np.True_)"]),
     # --- windows
     (columns(window="hann"), TypeError, ["window", "'hann'", "scipy.signal.get_window"]),
     (columns(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"]),
@@ -264,11 +253,7 @@ BAD_CALLS = [
     # --- blocks that have their taps last
     (apart(block_shape=()), ValueError, ["block_shape must be a sequence", "at least one"]),
     (apart(block_shape=(1, 1, 1)), ValueError, ["rank 2"]),
-    (apart(strides=(1, 1, 1)), ValueError, ["strides must have 2 values"]),
-    (apart(strides=(1, 0)), ValueError, ["strides must be at least 1", "got 0 on spatial axis 1"]),
-    (apart(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1"]),
     (apart(block_shape=(2, 9)), ValueError, ["a block must fit into the array, got block_shape 9 on spatial axis 1"]),
-    (apart(block_shape=(2.0, 2)), TypeError, ["block_shape must be an integer or"]),
     (apart(last="even"), ValueError, ["'drop' or 'over'", "got 'even'; for other placements use take_blocks"]),
     (apart(last="pad"), ValueError, ["last must be one of"]),
     (apart(mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"]),
@@ -278,7 +263,6 @@ BAD_CALLS = [
         ValueError,
         ["mode 'edge' takes elements of array, which has none"],
     ),
-    (together(strides=0), ValueError, ["strides must be at least 1"]),
     (together(output_shape=8), TypeError, ["output_shape must be a sequence", "got 8; write (8,) for one axis"]),
     (together(output_shape=(8,)), ValueError, ["output_shape must be", "got 1 values"]),
     (together(output_shape=(3, 8, 10)), ValueError, ["blocks must be", "(3, 4, 5, 2, 2) for output_shape=(3, 8, 10)"]),
@@ -385,23 +369,14 @@ BAD_CALLS = [
         )
     ),
     (taking(array=ARRAY.astype("M8[s]")), TypeError, ["array has dtype datetime64"]),
-    (taking(block_shape=(2, 3.5)), TypeError, ["block_shape must be an integer or a sequence"]),
-    (taking(block_shape=(2, 3, 4)), ValueError, ["block_shape must have 2 values, one per axis of positions"]),
-    (taking(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1 on every axis, got 0 on spatial axis 1"]),
     (taking(mode="zeros"), ValueError, ["mode must be one of constant, edge, ", "got 'zeros'"]),
     (taking(array=np.ones((0, 8)), mode="wrap"), ValueError, ["mode 'wrap' takes elements of array"]),
     (taking(mode="wrap", variant="per_block"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
     (taking(array=ARRAY.astype(int), window=np.ones((2, 3))), TypeError, ["window needs array of floats"]),
     # --- grids of positions
-    (grid(size=(5.0,)), TypeError, ["size must be an integer or a sequence"]),
-    (grid(strides="1"), TypeError, ["strides must be an integer or a sequence"]),
     (grid(size=8), TypeError, ["size must be a sequence", "got 8; write (8,"]),
     (stitching(output_shape=8), TypeError, ["output_shape must be a sequence", "got 8; write (8,"]),
     (grid(size=()), ValueError, ["size must be a sequence with one integer per spatial axis, at least one"]),
-    (grid(size=(5, 0)), ValueError, ["size must be at least 1 on every axis, got 0 on axis 1"]),
-    (grid(block_shape=(2,)), ValueError, ["block_shape must have 2 values, one per axis of size"]),
-    (grid(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1"]),
-    (grid(strides=(1, -1)), ValueError, ["strides must be at least 1"]),
     (grid(last="reflect"), ValueError, ["last must be one of shift, even, over, drop, got 'reflect'"]),
     (grid(size=(2**62 + 1, 2), block_shape=1), ValueError, [f"* 2 = {2**63 + 2} positions have more bytes"]),
     (
@@ -442,8 +417,6 @@ BAD_CALLS = [
     *((onnx(pads=bad), ValueError, ["pads", "4 values", str(bad)]) for bad in ((0, 0), 1)),
     (onnx(pads=(0, 0, 0, 0.5)), TypeError, ["pads", "integer", "0.5"]),
     (onnx(pads=(0, 0, 0, -1)), ValueError, ["ends of pads", "at least 0", "-1"]),
-    (onnx(image_shape=(5.0, 6.0)), TypeError, ["image_shape", "integer", "5.0"]),
-    (onnx(strides=(1,)), ValueError, ["strides", "2 values", "got 1"]),
     (onnx(input=np.ones((1, 12, 5))), ValueError, ["input axis 2 must be the number of blocks, got 5", OF_ONNX]),
     (onnx(variant="gather"), gpufold.Unsupported, ["variant 'gather' is a GPU kernel, but input is a numpy.ndarray"]),
     # --- numbers of threads, and operations
