@@ -200,11 +200,11 @@ FAULTS = (
     # --- dask
     Fault("blocks of a chunk that are added in another order", "gpufold/dask/chunks.py",
           """    order = np.argsort(pair, kind="stable")""", """    order = np.lexsort((-block, pair))""",
-          DASK + "named_cases_have_the_bits_of_eager_calls[check_positions-more-than-a-block-of-threads-tests]"),
+          DASK + "named_cases_have_the_bits_of_eager_calls[add_blocks-row]"),
     Fault("weights that go with the leading axes of sums", "gpufold/dask/positions.py",
           "    of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]\n",
           "    of_weight = axes[: weight.ndim]\n",
-          DASK + "named_cases_have_the_bits_of_eager_calls[check_average-float32]"),
+          DASK + "named_cases_have_the_bits_of_eager_calls[average-planes]"),
     Fault("a chunk that waits for blocks beside it", "gpufold/dask/chunks.py",
           """        first = np.searchsorted(ends, begin, "right")""",
           """        first = np.searchsorted(ends, begin, "left")""",
@@ -213,7 +213,7 @@ FAULTS = (
           "[axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]\n        for axis, sizes in zip(axes,",
           "[axis.section(span.start + axis.stride, span.stop)[1] for span in spans_of(sizes)]\n"
         "        for axis, sizes in zip(axes,",
-          DASK + "random_calls_have_the_bits_of_eager_calls[check_blocks-random_case]"),
+          DASK + "random_calls_have_the_bits_of_eager_calls[random_blocks_case]"),
     Fault("a window that its caller may still change", "gpufold/dask/chunks.py",
           "tuple(each.copy() for each in weights)", "tuple(weights)",
           DASK + "what_a_caller_changes_after_the_call_changes_no_result[stitch-full]"),

@@ -7,6 +7,7 @@ import random
 import re
 import time
 import timeit
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -16,14 +17,18 @@ import dask.array as da
 import numpy as np
 import pytest
 from cases import (
+    AVERAGE_CASES,
+    BLOCKS_CASES,
     CASES,
-    DTYPES,
+    EMPTY_BLOCKS_CASES,
     EMPTY_CASES,
     EMPTY_POSITIONS_CASES,
-    FUSIONS,
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
+    AverageCase,
+    BlocksCase,
+    Case,
     assert_same_bits,
     random_case,
     random_positions_case,
@@ -32,17 +37,16 @@ from cases import (
     window_of,
 )
 from distributed import Client, LocalCluster
+from executors import OPERATIONS_OF, Call
 from fronts import RIGHT, arrays_and_others
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_kernels import Row, drawn, drawn_call
 
 import gpufold
 import gpufold.dask
-from gpufold.elements import WIDER
 
 OPERATIONS = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "batch_to_space", "space_to_batch")
-
-SMALL_CASES = [case for case in (*CASES, *EMPTY_CASES) if prod(case.columns_shape) <= 50_000]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,133 +75,103 @@ def cut_all(draw, shape):
     return tuple(cut(draw, size) for size in shape)
 
 
-def check(name, arrays, draw, arguments=(), axes=None, want=None, **options):
+def check(call, draw, axes=None, want=None, **options):
     """Compare a call with the eager one, its arrays cut anywhere and its result along some axes; return all of them."""
-    if want is None:
-        eager = {each: value for each, value in options.items() if each != "chunks"}
-        want = getattr(gpufold, name)(*arrays, *arguments, **eager)
+    want = call.on(call.data) if want is None else want
     if axes is not None:
-        options["chunks"] = cut_all(draw, want.shape[axes])
-    lazy = [da.from_array(array, chunks=cut_all(draw, array.shape)) for array in arrays]
-    got = getattr(gpufold.dask, name)(*lazy, *arguments, **options)
+        options = {"chunks": cut_all(draw, want.shape[axes])} | options
+    of_data = {"add_blocks": 1, "average": 1}.get(call.operation, 0)
+    arrays = [da.from_array(each, chunks=cut_all(draw, each.shape)) for each in (call.data, *call.arguments[:of_data])]
+    got = getattr(gpufold.dask, call.operation)(*arrays, *call.arguments[of_data:], **call.options | options)
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     assert (type(got._meta), got._meta.dtype, got._meta.ndim) == (np.ndarray, want.dtype, want.ndim)
     assert got.chunks == filled(got.chunks) or not got.size
     assert axes is None or got.chunks[axes] == filled(options["chunks"])
-    assert_same_bits(got.compute(), want, f"{name} {arguments} {options} {[each.chunks for each in lazy]}")
-    return got, *lazy
+    assert_same_bits(got.compute(), want, f"{call} {options} {[each.chunks for each in arrays]}")
+    return got, *arrays
 
 
-def fused(rng, dtype, kernel_size):
-    """A dtype of the sums, and a reduction and a window that suit it."""
-    wide = np.dtype(rng.choice((dtype.name, *WIDER[dtype.name])))
-    if wide not in INEXACT:
-        return {"dtype": wide, "reduction": "sum", "window": None}
-    reduction, kind, _ = rng.choice((*FUSIONS, ("sum", "none", False)))
-    return {"dtype": wide, "reduction": reduction, "window": window_of(kind, kernel_size, wide)}
+def call_of_row(row, number):
+    """Draw a row's call, of blocks that may reach over the ends of their array."""
+    what = drawn(row, number)
+    what = what._replace(fusion=(*what.fusion[:2], False), weight_out=False, read="contiguous")
+    call, _, _ = drawn_call(row, what if prod(getattr(row.case, "shape", (1,))) else what._replace(mode="constant"))
+    options = {name: each for name, each in call.options.items() if name != "accumulate"}
+    if row.operation in ("col2im", "blocks_to_array"):
+        options["fill_value"] = 7
+    if isinstance(row.case, BlocksCase) and what.seed % 2:
+        options["last"] = "over"
+        if row.operation == "blocks_to_array":
+            array, steps = np.empty(row.case.shape, bool), {"strides": row.case.strides, "last": "over"}
+            shape = gpufold.array_to_blocks(array, row.case.block, **steps).shape
+            call = replace(call, data=values(shape, call.data.dtype, what.seed))
+    return replace(call, options=options)
 
 
-def check_sliding(case, draw, seed):
-    rng = random.Random(seed)
-    dtype, size, block = rng.choice(DTYPES), case.output_size, case.kernel_size
-    options = fused(rng, dtype, block)
-    columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
-    axes, window = slice(image.ndim - len(size), None), options["window"] if dtype in INEXACT else None
-    check("col2im", [columns], draw, (size, block), axes, fill_value=7, **options, **case.arguments)
-    rows = cut(draw, case.num_blocks[0])
-    taken, lazy = check("im2col", [image], draw, (block,), chunks=(rows,), window=window, **case.arguments)
-    *batch, channels = lazy.chunks[: axes.start]
-    rows, channels = (
-        [each * factor for each in sizes]
-        for sizes, factor in ((rows, prod(case.num_blocks[1:])), (channels, prod(block)))
-    )
-    assert taken.chunks == filled((*batch, channels, rows)) or not taken.size
-
-
-def check_blocks(case, draw, seed):
-    rng = random.Random(seed)
-    dtype, size = rng.choice(DTYPES), case.output_size
-    steps = {"strides": case.arguments["strides"], "last": rng.choice(("drop", "over"))}
-    block = tuple(map(min, case.kernel_size, size))
-    options = fused(rng, dtype, block)
-    lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
-    array, axes = values((*lead, *size), dtype, seed), slice(len(lead), len(lead) + len(size))
-    window = options["window"] if dtype in INEXACT else None
-    check("array_to_blocks", [array], draw, (block,), axes, window=window, **steps)
-    blocks = values(gpufold.array_to_blocks(array, block, **steps).shape, dtype, seed)
-    options |= steps | {"fill_value": 7}
-    folded, lazy = check("blocks_to_array", [blocks], draw, (array.shape, block), axes, **options)
-    assert folded.chunks[: len(lead)] == filled(lazy.chunks[: len(lead)]) or not folded.size
-
-
-def check_space(case, draw, seed):
-    dtype, begin, end = DTYPES[seed % len(DTYPES)], case.crops_begin, case.crops_end
-    batch, space = (values(shape, dtype, seed) for shape in (case.batch_shape, case.space_shape))
-    arguments, axes = (case.block_shape,), slice(1, None)
-    check("batch_to_space", [batch], draw, arguments, axes, crops_begin=begin, crops_end=end)
-    check("space_to_batch", [space], draw, arguments, axes, pads_begin=begin, pads_end=end)
-
-
-def check_positions(case, draw, seed):
-    rng, block, places = random.Random(seed), case.block, case.positions
-    dtype = DTYPES[seed % len(DTYPES)]
-    wide = dtype if seed // 2 % 2 else np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))
-    window = window_of(rng.choice(("none", "separable", "full")) if wide in INEXACT else "none", block, wide)
-    array, blocks = values(case.shape, wide, seed), values(case.blocks_shape, dtype, seed + 1)
-    added, lazy, _ = check("add_blocks", [array, blocks], draw, (places,), window=window)
-    assert added.chunks == filled(lazy.chunks)
-    assert_same_bits(lazy.compute(), array, "no chunk was written into")
-    for mode in ("constant", "edge") if array.size else ("constant",):
-        taken, lazy = check("take_blocks", [array], draw, (places, block), slice(1), window=window, mode=mode)
-        assert taken.chunks[1:] == filled((*lazy.chunks[: len(case.lead)], *((side,) for side in block)))
-
-
-def check_average(dtype, draw, seed):
-    """Weights are for all leading axes alike, and some are none."""
-    sums, weight = values((2, 3, 5, 7), dtype, seed), values((5, 7), np.float32, 1)
-    weight[1:3, 2:] = 0
-    averaged, lazy, _ = check("average", [sums, weight], draw)
-    assert averaged.chunks[:2] == filled(lazy.chunks[:2])
-    check("average", [sums[:0], weight[2]], draw)
+def check_row(row, number, draw):
+    """Compare a row's call; its result has the chunks that are asked for, and else those of its arrays."""
+    call, case = call_of_row(row, number), row.case
+    if row.operation == "average":
+        kept = len(case.shape) - case.axes
+        got, lazy, _ = check(call, draw)
+        assert got.chunks[:kept] == filled(lazy.chunks[:kept]) or not got.size
+    elif row.operation == "add_blocks":
+        got, lazy, _ = check(call, draw)
+        assert got.chunks == filled(lazy.chunks)
+        assert_same_bits(lazy.compute(), call.data, "no chunk was written into")
+    elif row.operation == "take_blocks":
+        got, lazy = check(call, draw, slice(1))
+        assert got.chunks[1:] == filled((*lazy.chunks[: len(case.lead)], *((side,) for side in case.block)))
+    elif row.operation == "im2col":
+        rows = cut(draw, case.num_blocks[0])
+        got, lazy = check(call, draw, chunks=(rows,))
+        *batch, channels = lazy.chunks[: -len(case.output_size)]
+        factors = (channels, prod(case.kernel_size)), (rows, prod(case.num_blocks[1:]))
+        of_columns = [[each * factor for each in sizes] for sizes, factor in factors]
+        assert got.chunks == filled((*batch, *of_columns)) or not got.size
+    elif row.operation == "col2im":
+        check(call, draw, slice(len(case.image_shape) - len(case.output_size), None))
+    elif isinstance(case, BlocksCase):
+        kept = len(case.lead)
+        got, lazy = check(call, draw, slice(kept, kept + len(case.block)))
+        assert got.chunks[:kept] == filled(lazy.chunks[:kept]) or not got.size
+    else:
+        check(call, draw, slice(1, None))
 
 
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
+NAMED = [
+    Row(operation, case)
+    for case in (
+        *(*CASES, *BLOCKS_CASES, *SPACE_CASES, *POSITIONS_CASES, *AVERAGE_CASES, AverageCase("no-sums", (0, 3, 5), 1)),
+        *(*EMPTY_CASES, *EMPTY_BLOCKS_CASES, *EMPTY_POSITIONS_CASES),
+    )
+    for operation in OPERATIONS_OF[type(case)]
+    if not isinstance(case, Case) or prod(case.columns_shape) <= 50_000
+]
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize(
-    ("check_all", "number", "case"),
-    [
-        pytest.param(check_all, number, case, id=f"{check_all.__name__}-{case}")
-        for check_all, cases in (
-            (check_sliding, SMALL_CASES),
-            (check_blocks, SMALL_CASES),
-            (check_space, SPACE_CASES),
-            (check_positions, (*POSITIONS_CASES, *EMPTY_POSITIONS_CASES)),
-            (check_average, INEXACT),
-        )
-        for number, case in enumerate(cases)
-    ],
-)
+@pytest.mark.some(4, all=2)
+@pytest.mark.parametrize(("number", "row"), [pytest.param(*each, id=str(each[1])) for each in enumerate(NAMED)])
 @FEW
 @given(data=st.data())
-def test_named_cases_have_the_bits_of_eager_calls(check_all, number, case, data):
-    check_all(case, data.draw, number)
+def test_named_cases_have_the_bits_of_eager_calls(number, row, data):
+    check_row(row, number, data.draw)
 
 
-@pytest.mark.parametrize(
-    ("check_all", "drawn"),
-    [
-        (check_sliding, random_case),
-        (check_blocks, random_case),
-        (check_space, random_space_case),
-        (check_positions, random_positions_case),
-    ],
-)
+def random_blocks_case(seed):
+    case, lead = random_case(seed), random.Random(seed).choices((0, 1, 2, 2, 3, 3), k=seed % 4)
+    block = tuple(map(min, case.kernel_size, case.output_size))
+    return BlocksCase(case.name, (*lead, *case.output_size), block, case.arguments["strides"])
+
+
+@pytest.mark.parametrize("drawn", [random_case, random_blocks_case, random_space_case, random_positions_case])
 @MANY
 @given(seed=st.integers(0, 10_000), data=st.data())
-def test_random_calls_have_the_bits_of_eager_calls(check_all, drawn, seed, data):
-    check_all(drawn(seed), data.draw, seed)
+def test_random_calls_have_the_bits_of_eager_calls(drawn, seed, data):
+    case = drawn(seed)
+    for operation in OPERATIONS_OF[type(case)]:
+        check_row(Row(operation, case), seed, data.draw)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
@@ -217,7 +191,7 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
     eager, lazy = (gpufold.Stitcher((*lead, *size), block, **options) for _ in range(2))
     eager.add(tiles, positions)
     want = eager.result()
-    check("stitch", [tiles], data.draw, (positions, want.shape), slice(len(lead), None), want, **options)
+    check(Call("stitch", tiles, (positions, want.shape), options), data.draw, slice(len(lead), None), want)
     for batch in np.array_split(np.arange(len(tiles)), 2):
         lazy.add(da.from_array(tiles[batch], chunks=cut_all(data.draw, tiles[batch].shape)), positions[batch])
     assert_same_bits(lazy.result().compute(), want, f"seed {seed}, in two batches")
