@@ -173,7 +173,7 @@ def rows_of(*cases):
     return [Row(operation, case) for case in cases for operation in OPERATIONS_OF[type(case)]]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4, all=2)
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.many)])
 @pytest.mark.parametrize("row", DEFINED)
 def test_every_call_is_its_definition(row, number, every_way):
@@ -198,6 +198,7 @@ def test_arrays_may_have_no_elements(row, every_way):
     check(row, 1, mode="constant")
 
 
+@pytest.mark.some(2, all=2)
 @pytest.mark.parametrize(
     "first",
     [
