@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config, items):
         left = ("all" in marks and not everything) or ("many" in marks and not many)
         if some and not left:
             step = 1 if many else some.kwargs.get("all", 1) if everything else some.args[0]
-            left = not next(draws.setdefault(item.function, one_of(step, item.originalname)))
+            left = not next(draws.setdefault((item.function, step), one_of(step, item.originalname)))
         if left:
             dropped.append(item)
             continue

@@ -90,11 +90,18 @@ def called(name, kind):
     return {key: converted(kind, value, key) for key, value in RIGHT[name].items()}
 
 
-@pytest.mark.some(7, all=3)
+SOME = {"jax": pytest.mark.some(23, all=11)}
+"""Of JAX's calls fewer are tested, for it compiles each."""
+
+
 @pytest.mark.parametrize(
     ("operation", "dtype", "kind"),
     [
-        pytest.param(operation, dtype, kind, marks=KINDS[kind].marks, id=f"{operation}-{dtype}-{kind}")
+        pytest.param(
+            *(operation, dtype, kind),
+            marks=[KINDS[kind].marks, SOME.get(kind, pytest.mark.some(7, all=3))],
+            id=f"{operation}-{dtype}-{kind}",
+        )
         for kind in ("cupy", "torch", "jax", "dask")  # test_gpu.py has the other dtypes of CuPy's
         for operation, dtype in calls_in(
             DTYPES if kind != "cupy" else [np.dtype(np.float32)], [*EVERY, *BEYOND, *EMPTY]
