@@ -76,7 +76,7 @@ def test_a_call_needs_its_result_and_sums_a_bounded_scratch(operation, case, dty
 LARGE_CASES = (CASES[0], Case("large-tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1), CASES[7])
 
 
-@pytest.mark.some(13, all=4)
+@pytest.mark.some(13, all=13)
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 @pytest.mark.parametrize("fusion", [("sum", "none", False), *FUSIONS], ids=str)
 @pytest.mark.parametrize("dtypes", [("f4", "f4"), ("f2", "f2"), ("c8", "c8"), ("f2", "f4"), ("f4", "f8")], ids=str)

@@ -89,7 +89,7 @@ def on_disk(array, path):
     return made
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(3, all=3)
 @pytest.mark.parametrize("last", ["shift", "over"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
