@@ -505,7 +505,7 @@ def test_weights_are_added_in_the_same_pass(on, name, window):
     torch.compiler.reset()
     compiled = torch.compile(gpufold.torch.add_blocks_, fullgraph=True, backend="aot_eager")
     ways = (gpufold.torch.add_blocks_, False), (gpufold.torch.add_blocks_, True), (compiled, False)
-    for function, leaf in ways if on == "cpu" else ways[:2]:
+    for function, leaf in ways[: 3 if (on, name) == ("cpu", "float32") else 2]:
         out, weight = torch.ones(2, 5, 4, dtype=dtype), torch.ones(4, 5, dtype=real).T
         versions = out._version, weight._version
         function(out, blocks.clone().requires_grad_(leaf), PLACES, window=given, weight_out=weight)

@@ -40,7 +40,7 @@ FRONTS = (
 )
 """The fronts that calls are drawn for."""
 
-DRAWS, MANY, ROOM = 1_000, 60_000, 1 << 30
+DRAWS, MANY, ROOM = 500, 60_000, 1 << 30
 """Calls in the usual run and in the longer one; bytes that a call may allocate: what is larger has no memory."""
 
 THEIRS = (np.copy, np.negative)
