@@ -666,26 +666,7 @@ def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, of, exten
 
 
 # ---------------------------------------------------------------------------------------------
-# What is made of kernels: tiles that are mapped and stitched, and chunks of dask
-
-
-@pytest.mark.gpu
-@pytest.mark.peer("scipy")
-@pytest.mark.parametrize("mode", MODES)
-def test_tiles_are_mapped_where_they_are(cupy, mode):
-    """Into an array on the device or the host, with a window of SciPy's."""
-
-    def reversed_rows(tiles):
-        return tiles[..., ::-1, :]
-
-    image, options = values((3, 20, 26), np.float32), {"window": "hamming", "batch": 3, "mode": mode, "last": "over"}
-    want = gpufold.map_tiles(reversed_rows, image, (8, 30), strides=(6, 5), **options)
-    got = gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), strides=(6, 5), **options)
-    assert isinstance(got, cupy.ndarray)
-    assert_same_bits(cupy.asnumpy(got), want)
-    into = np.zeros_like(want)
-    assert gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), strides=(6, 5), out=into, **options) is into
-    assert_same_bits(into, want)
+# What is made of kernels: chunks of dask
 
 
 @pytest.mark.gpu

@@ -446,6 +446,6 @@ def test_the_table_of_kinds_says_what_works(kind, what):
 @pytest.mark.hostcuda
 @pytest.mark.peer("torch")
 def test_arrays_of_cupy_are_computed_by_the_kernels():
-    """The tests of this file, on a stand-in."""
+    """The tests of this file, and tiles that are mapped, on a stand-in."""
     options = "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-k", "cupy and not dask", "--of-each=5"
-    python("-m", "pytest", __file__, *options)
+    python("-m", "pytest", __file__, "tests/test_tiling.py", *options)

@@ -95,12 +95,12 @@ def on_disk(array, path):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(pytest.param(kind, marks=KINDS[kind].marks) for kind in ("numpy", "torch", "jax", "dask")),
+        *(pytest.param(kind, marks=it.marks) for kind, it in KINDS.items()),
         pytest.param("zarr", marks=pytest.mark.peer("zarr")),
     ],
 )
 def test_arrays_of_every_kind_give_the_same(kind, mode, last, tmp_path):
-    """Arrays that are only sliced too; and all may be written into one of NumPy's."""
+    """With a window of SciPy's; arrays that are only sliced too; and all may be written into one of NumPy's."""
 
     def mixed(tiles):  # what elements of a tile say depends on others, and on what lies outside
         return tiles + 2 * tiles[..., ::-1]
@@ -108,13 +108,14 @@ def test_arrays_of_every_kind_give_the_same(kind, mode, last, tmp_path):
     array = on_disk(IMAGE, tmp_path / "in.zarr") if kind == "zarr" else KINDS[kind].to(IMAGE)
     array = array.rechunk(20) if kind == "dask" else array
     flipped = (lambda tiles: tiles + 2 * tiles.flip(-1)) if kind == "torch" else mixed
+    options = {"mode": mode, "last": last, "window": "hamming"}
     for block, strides in (((16, 16), 16), ((64, 16), 12), ((61, 90), 12)):  # the last of 16 hangs over by 14
-        want = gpufold.map_tiles(mixed, IMAGE, block, strides=strides, mode=mode, last=last)
-        got = gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, batch=2)
-        np.testing.assert_array_equal(np.asarray(got), want)
+        want = gpufold.map_tiles(mixed, IMAGE, block, strides=strides, **options)
+        got = gpufold.map_tiles(flipped, array, block, strides=strides, batch=2, **options)
+        np.testing.assert_array_equal(got.get() if kind == "cupy" else np.asarray(got), want)
         assert type(got) is (np.ndarray if kind in ("dask", "zarr") else type(array))
     out = np.zeros_like(want)
-    assert gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, out=out) is out
+    assert gpufold.map_tiles(flipped, array, block, strides=strides, out=out, **options) is out
     np.testing.assert_array_equal(out, want)
 
 
