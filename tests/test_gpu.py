@@ -323,7 +323,7 @@ def test_every_call_gives_the_same_bits_every_time(cupy, make_calls):
 
 
 # ---------------------------------------------------------------------------------------------
-# Windows and positions that are converted on the device
+# Windows that are converted on the device
 
 
 def strided(cupy, host):
@@ -341,18 +341,6 @@ def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
         there = call.with_options(window=window).with_window(partial(strided, cupy))
         want = call.on(call.data, window=window)
         assert_same_bits(cupy.asnumpy(there.on(cupy.asarray(call.data))), want, f"{call} {dtype}")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64], ids=lambda dtype: dtype.__name__)
-def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
-    _, taking = calls_of(POSITIONS_CASES[10], np.float32)
-    positions, block = taking.arguments
-    positions = np.random.default_rng(4).integers(0, 100, positions.shape).astype(dtype)
-    positions[3] = -1 if dtype != np.uint64 else 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
-    want, array = gpufold.take_blocks(taking.data, positions, block), cupy.asarray(taking.data)
-    for places in (cupy.asarray(positions), strided(cupy, positions)):
-        assert_same_bits(cupy.asnumpy(gpufold.take_blocks(array, places, block)), want, dtype)
 
 
 # ---------------------------------------------------------------------------------------------

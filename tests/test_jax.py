@@ -45,27 +45,6 @@ def test_denormals_stay_as_numpy_has_them():
     assert_same_bits(gpufold.jax.col2im(given, (40_001,), (2,), window=window), want)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint32", "int64", "uint64"])
-def test_positions_are_of_any_integers(dtype, wide):
-    """Also without numbers of 64 bits: what JAX's integers cannot hold is far outside of any array."""
-    rng = np.random.default_rng(7)
-    array = rng.standard_normal((4, 3)).astype(np.float32)
-    info = np.iinfo(dtype)
-    places = np.array([(0, 1), (2, 2), (info.max, 1), (info.min, 0), (3, info.max)], dtype)
-    with x64(wide):
-        for mode in ("constant", "edge"):
-            want = gpufold.take_blocks(array, places, (3, 2), mode=mode)
-            given = jnp.asarray(array)
-            assert_same_bits(gpufold.jax.take_blocks(given, places, (3, 2), mode=mode), want)
-            if dtype != "uint64":  # of which no list fits
-                assert_same_bits(gpufold.jax.take_blocks(given, places.tolist(), (3, 2), mode=mode), want)
-            if wide or places.itemsize < 8:
-                assert_same_bits(gpufold.jax.take_blocks(given, jnp.asarray(places), (3, 2), mode=mode), want)
-                got = jax.jit(lambda a, p: gpufold.jax.take_blocks(a, p, (3, 2), mode=mode))(given, places)  # noqa: B023
-                assert_same_bits(got, want)
-
-
 def test_positions_may_hold_traced_numbers():
     array = np.arange(12.0).reshape(3, 4)
     got = jax.jit(lambda array, row: gpufold.jax.take_blocks(array, [(row, 1), (0, row)], (2, 2)))(array, 1)

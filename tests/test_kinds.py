@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES, INEXACT, WIDENINGS, assert_same_bits, values
+from cases import DTYPES, INEXACT, WIDENINGS, assert_same_bits, off_its_size, values
 from fronts import BEYOND, EMPTY, EVERY, RIGHT, as_array, as_tensor, calls_in, operation_of, x64
 from processes import python
+from test_arrays import FAR
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
 import gpufold
@@ -176,6 +177,34 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
         gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, **options, weight_out=total)
         assert_same_bits(it.back(sums), want)
         assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
+
+
+@kinds("numpy", "cupy", "torch", "jax")
+@pytest.mark.parametrize("dtype", [f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (1, 2, 4, 8)])
+def test_positions_of_every_integer_are_where_they_say(kind, dtype):
+    """Also without JAX's numbers of 64 bits: what its integers cannot hold is far outside of any array."""
+    it, limits = KINDS[kind], np.iinfo(dtype)
+    rows = [(a, b) for a in FAR for b in (0, a) if limits.min <= a <= limits.max]
+    exact, places = np.array([[min(each, 2**63 - 1) for each in row] for row in rows]), np.array(rows, dtype)
+    arrays, native = [values((6, 7), np.float32), values((len(rows), 2, 3), np.float32)], places.dtype.isnative
+    calls = [
+        lambda picture, tiles, at: gpufold.take_blocks(picture, at, (2, 3), mode="edge"),
+        lambda picture, tiles, at: gpufold.add_blocks(picture, tiles, at),
+    ]
+    wants = [call(*arrays, exact) for call in calls]
+    for wide in (False, True) if kind == "jax" else (True,):
+        with x64(wide) if kind == "jax" else nullcontext():
+            lists = [rows] if max(rows) < (2**63,) else []
+            given = lists if kind == "cupy" else [*lists, places, off_its_size(places)]
+            made = [it.to(places)] if (native or kind == "numpy") and (wide or places.itemsize < 8) else []
+            made += [it.to(places[::-1])[::-1]] if made and kind in ARRAYS else []
+            compiles = made and kind not in ARRAYS and places.itemsize == 8
+            programs = map(transforms_of(kind)[2], calls) if compiles else calls
+            for call, program, want in zip(calls, programs, wants, strict=True):
+                for at in (*given, *made):
+                    assert_same_bits(it.back(call(*map(it.to, arrays), at)), want)
+                for at in made:
+                    assert_same_bits(it.back(program(*map(it.to, arrays), at)), want)
 
 
 @kinds("numpy", "cupy", "torch", "jax")

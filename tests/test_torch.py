@@ -560,17 +560,6 @@ def test_results_lie_in_torchs_memory(dtype):
     columns.detach().untyped_storage().resize_(0)  # that of an argument too
 
 
-@pytest.mark.parametrize("wrong", [2**63, 2**64 - 1])
-def test_positions_beyond_int64_are_outside(wrong):
-    places = torch.tensor([[wrong, 0], [1, 1]], dtype=torch.uint64)
-    got = gpufold.torch.add_blocks(torch.zeros(5, 4), torch.ones(2, 2, 2), places)
-    assert got.sum() == 4
-    assert got[1, 1] == 1
-    torch.compiler.reset()
-    compiled = torch.compile(gpufold.torch.add_blocks, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(torch.zeros(5, 4), torch.ones(2, 2, 2), places), got)
-
-
 # ---------------------------------------------------------------------------------------------
 # Tiles stitched as they come
 
