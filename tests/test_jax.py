@@ -17,8 +17,6 @@ from jax.test_util import check_grads
 import gpufold
 from gpufold.jax import primitive
 
-pytestmark = pytest.mark.peer("jax")
-
 SEVEN = ("int32", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 

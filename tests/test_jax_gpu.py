@@ -31,7 +31,7 @@ import gpufold
 from bench.hostcuda import fake_cupy
 from gpufold.jax import primitive
 
-pytestmark = [pytest.mark.peer("jax"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
+pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
 
 class Buffer:

@@ -36,10 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gpufold.torch
 from gpufold.torch import executing
 
-pytestmark = [
-    pytest.mark.peer("torch"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
 
 def tensors_of(operation, dtype, seed=0, learns=False):

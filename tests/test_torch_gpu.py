@@ -14,7 +14,7 @@ from test_torch_launch import check_gradients
 import gpufold.torch
 from bench.memory import pool_peak
 
-pytestmark = [pytest.mark.peer("torch"), pytest.mark.gpu]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)

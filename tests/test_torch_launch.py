@@ -36,7 +36,7 @@ from bench.hostcuda import fake_cupy
 from gpufold.torch import executing
 from gpufold.torch.guards import seen_of
 
-pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
+pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
 
 @pytest.fixture

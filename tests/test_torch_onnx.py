@@ -15,7 +15,6 @@ from test_torch_trace import Model, network
 import gpufold.torch
 
 pytestmark = [
-    pytest.mark.peer("torch"),
     pytest.mark.peer("onnxscript"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]

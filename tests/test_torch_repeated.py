@@ -21,8 +21,6 @@ from torch.autograd import forward_ad
 import gpufold.torch
 from gpufold.torch import executing, guards
 
-pytestmark = pytest.mark.peer("torch")
-
 PLACES = torch.tensor([[0, 0], [2, 2]])
 
 

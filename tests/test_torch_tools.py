@@ -13,8 +13,6 @@ from processes import python
 
 import gpufold.torch
 
-pytestmark = pytest.mark.peer("torch")
-
 COLUMNS = torch.arange(72.0).reshape(2, 4, 9).cos()
 WINDOW = torch.rand(2, 2)
 

@@ -23,10 +23,7 @@ import gpufold.torch
 from gpufold.adjoints import ADJOINTS
 from gpufold.torch import operators
 
-pytestmark = [
-    pytest.mark.peer("torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 
 
 class Model(torch.nn.Module):
