@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from cases import values
 
 import gpufold
 from bench.hostcuda import fake_cupy
@@ -68,10 +69,8 @@ class Operation:
 
 def drawn(rng, dtype, shape):
     """Draw numbers of any size for integers, and ordinary ones for others."""
-    if dtype.kind == "b":
-        return rng.integers(0, 2, shape).astype(bool)
-    if dtype.kind in "iu":
-        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    if dtype.kind in "biu":
+        return values(shape, dtype, rng.integers(1 << 32))
     numbers = rng.standard_normal(shape)
     return (numbers + 1j * rng.standard_normal(shape) if dtype.kind == "c" else numbers).astype(dtype)
 

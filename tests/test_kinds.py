@@ -29,31 +29,20 @@ NARROW = [dtype for dtype in INEXACT if dtype.name not in ("float64", "complex12
 POSITIONS, WINDOW = [(0, -1), (2, 1), (5, 6)], np.float32([[1, 2, 1], [2, 0.5, 3]])
 
 
-def of_dask(array):
-    import dask.array as da
-
-    return da.from_array(array, chunks=2)
-
-
-def of_jax(array):
-    import jax
-
-    return jax.numpy.asarray(array)
-
-
-def of_cupy(array):
-    import cupy
-
-    return cupy.asarray(array)
+def by(module, function, **options):
+    """Return what makes arrays by a function of a module, which is imported then."""
+    return lambda array: getattr(import_module(module), function)(array, **options)
 
 
 KINDS = {
     "numpy": SimpleNamespace(to=lambda array: array.copy(), back=lambda array: array, marks=()),
-    "cupy": SimpleNamespace(to=of_cupy, back=lambda array: array.get(), marks=pytest.mark.gpu),
+    "cupy": SimpleNamespace(to=by("cupy", "asarray"), back=lambda array: array.get(), marks=pytest.mark.gpu),
     "torch": SimpleNamespace(to=as_tensor, back=as_array, marks=pytest.mark.peer("torch")),
-    "jax": SimpleNamespace(to=of_jax, back=np.asarray, marks=pytest.mark.peer("jax")),
+    "jax": SimpleNamespace(to=by("jax.numpy", "asarray"), back=np.asarray, marks=pytest.mark.peer("jax")),
     "dask": SimpleNamespace(
-        to=of_dask, back=lambda array: array.compute(scheduler="synchronous"), marks=pytest.mark.peer("dask")
+        to=by("dask.array", "from_array", chunks=2),
+        back=lambda array: array.compute(scheduler="synchronous"),
+        marks=pytest.mark.peer("dask"),
     ),
 }
 ARRAYS = ("numpy", "cupy")
@@ -262,7 +251,7 @@ def test_a_stitcher_takes_no_traced_arrays():
 
     stitcher = gpufold.Stitcher((None, 4), 2)
     with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must not be traced"):
-        jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(of_jax(np.ones((1, 2, 2))))
+        jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(KINDS["jax"].to(np.ones((1, 2, 2))))
 
 
 @pytest.mark.peer("torch")
