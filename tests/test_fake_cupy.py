@@ -32,6 +32,10 @@ def test_it_has_nothing_and_takes_no_argument_that_cupy_does_not():
     "words",
     [
         pytest.param(["tests/test_gpu.py", "--of-each=1"], marks=pytest.mark.all),  # what compiles is kept
+        pytest.param(
+            ["tests/test_kinds.py", "tests/test_tiling.py", "-k", "cupy and not dask", "--of-each=5"],
+            marks=[pytest.mark.all, pytest.mark.peer("torch")],
+        ),
         pytest.param(["tests/test_gpu.py"], marks=pytest.mark.many),
     ],
     ids=" ".join,

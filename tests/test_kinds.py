@@ -458,12 +458,3 @@ def test_the_table_of_kinds_says_what_works(kind, what):
     except (TypeError, ValueError, AttributeError, RuntimeError):  # RuntimeError is torch's, of what is no tensor
         works = False
     assert row[HEAD.index(what)] == ("yes" if works else "no")
-
-
-@pytest.mark.all
-@pytest.mark.hostcuda
-@pytest.mark.peer("torch")
-def test_arrays_of_cupy_are_computed_by_the_kernels():
-    """The tests of this file, and tiles that are mapped, on a stand-in."""
-    options = "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-k", "cupy and not dask", "--of-each=5"
-    python("-m", "pytest", __file__, "tests/test_tiling.py", *options)
