@@ -19,7 +19,7 @@ MOST_SAMPLES = 200
 SAMPLE_SECONDS = 2e-3
 """A sample repeats a call until it is this long, so that what the clock itself takes does not show."""
 
-WARM_CALLS, WARM_SECONDS = 24, 0.4
+WARM_CALLS, WARM_SECONDS = 16, 0.6
 """Calls before the first sample, unless fewer take so long: what a candidate learns from its calls, it knows then."""
 
 SETTLING_SECONDS = 0.003

@@ -30,9 +30,8 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
 """Of a call for each of its threads at least, and up to which its choices are tried."""
 
-TRIALS, AGAIN, WORTH = 3, 32, 2
-"""How often each choice is tried at first; calls of which one tries another again; and up to how many times the least
-time it took."""
+AGAIN, WORTH = 32, 2
+"""Calls of which one tries another choice again, and up to how many times the least time it took."""
 
 _c: Any = None
 """The locks of C's library."""
@@ -167,10 +166,19 @@ class _Trial:
         self.best, self.calls, self.seconds = 0, 0, [inf] * choices
 
     def choose(self) -> int:
-        """Return a choice for the next call: each in turn at first, then the best, and now and then another."""
+        """Return a choice for the next call: each in turn, the better half and quarter again, then mostly the best.
+
+        The first of all calls gets its memory from the system, so its choice has another.
+        """
         number, self.calls, count = self.calls, self.calls + 1, len(self.seconds)
-        if number < TRIALS * count:
-            return number % count
+        turn = number - 1
+        if turn < count:
+            return max(0, turn)
+        turn -= count
+        for few in (max(2, count // 2), max(2, count // 4)):
+            if turn < few:
+                return sorted(range(count), key=self.seconds.__getitem__)[turn]
+            turn -= few
         other = number // AGAIN % count if number % AGAIN == AGAIN - 1 else self.best
         if self.seconds[other] < WORTH * self.seconds[self.best]:
             return other
