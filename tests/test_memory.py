@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
+import weakref
 from functools import partial
 from itertools import cycle
 from math import prod
@@ -21,6 +22,7 @@ from gpufold import keeping
 from gpufold.cpu import folding, tiles
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, col2im_geometry
+from gpufold.geometry.integers import MOST_KEPT
 
 CASES = (
     Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
@@ -277,3 +279,11 @@ def test_what_is_kept_of_all_sizes_is_bounded():
         large(keeping.KEPT_BYTES // 5 + size)
     assert keeping._bytes <= keeping.KEPT_BYTES
     assert sum(sum(map(keeping._bytes_of, results.values())) for results in keeping._results) <= keeping.KEPT_BYTES
+
+
+def test_checked_sizes_are_kept_for_a_bounded_number_of_calls():
+    kept = weakref.ref(col2im_geometry((12, 5), (6,), (2,)))
+    assert kept() is col2im_geometry((12, 5), (6,), (2,))
+    for extent in range(6, 7 + MOST_KEPT):
+        col2im_geometry((12, extent), (extent + 1,), (2,))
+    assert kept() is None
