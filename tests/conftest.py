@@ -150,6 +150,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
         monkeypatch.setattr(sections, "LINE_BYTES", 8)
         monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
+        monkeypatch.setattr(folding, "STEP_BYTES", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, product
+from math import prod
 from typing import NamedTuple
-
-import numpy as np
 
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
 from gpufold.geometry import Axis, Size
@@ -14,7 +13,7 @@ from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases,
 from gpufold.keeping import kept
 
 LONG_CELL = 32
-"""Bytes of a cell from which its phases are copied together sooner than one by one."""
+"""Bytes of a cell from which its phases are likely to be copied together sooner than one by one."""
 
 
 def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
@@ -83,16 +82,17 @@ class CellWay(NamedTuple):
 
 
 @kept
-def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False, copied: int = 0) -> CellWay:
-    """Pair cells and columns, those of one axis phase by phase; or as is best to copy elements of so many bytes."""
+def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int, ...], moves: bool = False) -> CellWay:
+    """Pair cells and columns, phase by phase along the `separate` axes, unless their cells are long.
+
+    Of what only moves, cells along the other axes begin where blocks do, so that all phases of one move together.
+    """
     plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
-    separate = _phase_by_phase(axes, copied) if copied else rank - 1
-    for number, turned in enumerate(plan.turned):
-        order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
     by_axis = []
     for number, (axis, turned) in enumerate(zip(plan.axes, plan.turned, strict=True)):
-        together = copied and not turned and number != separate  # the phases of cells that begin where blocks do
-        by_axis.append(_pairs_along(axis, number == separate, turned, axis.pad_begin % axis.stride if together else 0))
+        order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
+        begin = axis.pad_begin % axis.stride if moves and not turned and number not in separate else 0
+        by_axis.append(_pairs_along(axis, number in separate, turned, begin))
     for parts in product(*by_axis):
         of_axes, pairs_of_axes = zip(*parts, strict=True)
         pixels = (ALL, ALL, *(piece.pixels for piece in of_axes))
@@ -101,15 +101,6 @@ def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False, copied: int
         pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
         pieces.append(CellPiece(pixels, shape, tuple(pairs)))
     return CellWay(tuple(order), tuple(pieces))
-
-
-def _phase_by_phase(axes: tuple[Axis, ...], size: int) -> int | None:
-    """Return the axis whose phases are moved one by one, as cells along it are short, of elements of so many bytes."""
-    for number in range(len(axes) - 1, -1, -1):
-        if axes[number].stride > 1:
-            return number if axes[number].stride < LONG_STRIDE and size * axes[number].stride < LONG_CELL else None
-        size *= axes[number].size
-    return None
 
 
 @kept
@@ -137,32 +128,64 @@ def _narrow(part: slice) -> slice | int:
     return part if part.stop - part.start > 1 else int(part.start)
 
 
-def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False) -> None:
-    """Add, or move, columns into an image, every element of which is written."""
-    rows_of_taps = not move and taps_are_closest(columns.strides, axes)
-    if rows_of_taps and len(axes) > 1:  # of a single axis the cells follow one another
+def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add columns into an image, every element of which is written."""
+    closest = taps_are_closest(columns.strides, axes)
+    if closest and len(axes) > 1:  # of a single axis the cells follow one another
         shorten_buffers(columns)
-    plan = plan_of(axes)
-    copies = move or plan.apart  # a pixel has one tap at most
-    way = cell_way(axes, rows_of_taps, image.itemsize if copies and weights is None else 0)
+    way = cell_way(axes, closest, (len(axes) - 1,))
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
-    if not plan.once:
+    image.fill(0)
+    for piece in way.pieces:
+        add_pairs(piece.of(image), columns, weights, piece.pairs)
+
+
+def move_together(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Move columns that do not overlap into an image, every element of which is written, all phases of a cell at once.
+
+    Elements that were to be added are made sums by the caller: these start from +0, and are never -0.0.
+    """
+    _move(columns, image, axes, weights, ())
+
+
+def move_apart(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Move them phase by phase along the last axis that has several."""
+    _move(columns, image, axes, weights, _last_split(axes))
+
+
+def ways_to_move(axes: tuple[Axis, ...], size: int) -> list[Callable[..., None]]:
+    """Return the ways to move elements of so many bytes, the likelier first."""
+    split = _last_split(axes)
+    if not split or axes[split[0]].stride >= LONG_STRIDE:
+        return [move_together]
+    cell = size * prod(axis.size for axis in axes[split[0] + 1 :]) * axes[split[0]].stride
+    return [move_apart, move_together] if cell < LONG_CELL else [move_together, move_apart]
+
+
+def _last_split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple([number for number, axis in enumerate(axes) if axis.stride > 1][-1:])
+
+
+def _move(
+    columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, separate: tuple[int, ...]
+) -> None:
+    way = cell_way(axes, taps_are_closest(columns.strides, axes), separate, True)
+    columns = columns.transpose(way.order)
+    weights = None if weights is None else weights.transpose(way.order)
+    if not plan_of(axes).once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
     for piece in way.pieces:
         cells = piece.of(image)
-        if not copies:
-            add_pairs(cells, columns, weights, piece.pairs)
-            continue
         for cell_index, column_index in piece.pairs:
             multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
-    if copies and not move and image.dtype.kind in "fc":
-        np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Move pixels, weighted, into the columns whose taps land on them."""
-    way = cell_way(axes)
+    """Move pixels, weighted, into the columns whose taps land on them: tap by tap where taps lie close together."""
+    rank = len(axes)
+    separate = tuple(range(rank)) if taps_are_closest(columns.strides, axes) else (rank - 1,)
+    way = cell_way(axes, False, separate)
     factors = spread(weights, columns)
     weights = None if factors is None else factors.transpose(way.order)
     columns = columns.transpose(way.order)

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
-from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells
+from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.treatment import Treatment, average
@@ -23,7 +23,7 @@ from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 from gpufold.geometry.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.keeping import kept
-from gpufold.threads import for_each, on_threads
+from gpufold.threads import for_each, is_short, on_threads
 
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """Adds split columns, weighed, into a tile of an image, every element of which it writes."""
@@ -37,8 +37,9 @@ PADDED_BYTES, OVERLAP = 1 << 23, 2
 FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
 """Lines that a core's first-level cache keeps from tap to tap, and bytes of columns that are worth a step of Python."""
 
-SHORT_ROW = 4
-"""Bytes of a row of taps from which it is copied sooner than each of them is, of all blocks of a tile."""
+SHORT_ROW, STEP_BYTES = 8, 1 << 16
+"""Bytes of a row of taps up to which each tap of all blocks is likely to be copied sooner than the rows of each block;
+and of columns that are worth a step of Python for each tap."""
 
 
 def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> list[tuple[int, Way]]:
@@ -56,11 +57,11 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
     scratch_elements = 4 * tiles.TILE_ELEMENTS // size
     most = max(1, min(image.size, scratch_elements) if scratch and not treatment.move else image.size)
     if moved:
-        few = [] if columns.nbytes <= tiles.CACHE_BYTES else [(kept, fold_cells)]
-        return [*few, (most, fold_cells)]
+        limits = (most,) if columns.nbytes <= tiles.CACHE_BYTES else (kept, most)
+        return [(limit, way) for way in ways_to_move(axes, image.itemsize) for limit in limits]
     taps = prod(axis.kernel for axis in axes)
-    limits = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, kept // 4, most))
-    by_cells: list[tuple[int, Way]] = [(limit, fold_cells) for limit in limits]
+    sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, kept // 4, most))
+    by_cells: list[tuple[int, Way]] = [(few, fold_cells) for few in sizes]
     if not taps_are_closest(columns.strides, axes):
         return [(tiles.TILE_ELEMENTS, fold_runs), (kept, fold_runs), by_cells[0]]
     copied = COPIED_BYTES // size
@@ -82,16 +83,18 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatm
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], way: Way, treatment: Treatment) -> None:
     if treatment.move:
-        return fold_cells(columns, image, axes, None, move=True)
+        return way(columns, image, axes, None)
     accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
-    narrow = accumulator != image.dtype
-    if narrow and plan_of(axes).apart and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
+    narrow, moves = accumulator != image.dtype, way in (move_together, move_apart)
+    if narrow and moves and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
         words = image.view(np.uint16)
-        fold_cells(columns.view(np.uint16), words, axes, None, move=True)
+        way(columns.view(np.uint16), words, axes, None)
         words[words == 1 << 15] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
     way(columns, total, axes, weights)
+    if moves and total.dtype.kind in "fc":
+        np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
     if treatment.reduction != "sum":
         average(total, axes, treatment)
     if treatment.accumulate:
@@ -105,26 +108,63 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
             shorten_buffers(columns)
-        outside, steps = _taps_outside(axes), plan_of(axes).operations
-        viewed = not columns.dtype.hasobject  # of which NumPy makes no such view
-        if viewed and outside and weights is None and columns.size > tiles.SMALL_ELEMENTS:
-            plane = image.itemsize * prod(axis.padded_size for axis in axes)
-            if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
-                return _unfold_padded(image, columns, axes, PADDED_BYTES // max(1, plane))
-        last, closest = axes[-1], taps_are_closest(columns.strides, axes)
-        short = closest and last.stride == 1 and last.kernel * columns.itemsize < SHORT_ROW
-        if viewed and not (outside or short) and (columns.size > tiles.SMALL_ELEMENTS or steps >= MANY_OPERATIONS):
-            return _unfold_view(image, columns, axes, spread(weights, columns))
-        if are_few(max(columns.size, image.size), axes):
+        ways = _unfold_ways(image, columns, axes, weights)
+        if not ways:
             return unfold_indexed(image, columns, axes, spread(weights, columns))
-        for index in outside:
-            columns[index] = np.zeros((), columns.dtype)
-        if image.size:
-            limit = tiles.KEPT_BYTES // image.itemsize if short else 2 * tiles.TILE_ELEMENTS
-            tiles.for_each_tile(unfold_cells, columns, image, axes, [(limit,)], weights)
+
+        def on(threads: int, way: _UnfoldWay, limit: int) -> None:
+            way(image, columns, axes, weights, threads, limit)
+
+        size = max(columns.nbytes, image.nbytes)
+        if is_short(size):
+            return on(1, *ways[0])
+        kind = (unfold, axes, columns.dtype, columns.shape, image.strides, columns.strides)
+        on_threads(kind, size, on, *ways)
 
 
-def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: int) -> None:
+_UnfoldWay: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
+"""Takes split columns, weighed, out of an image, on so many threads, in parts of a limit of its own."""
+
+
+def _unfold_ways(
+    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
+) -> list[tuple[_UnfoldWay, int]]:
+    """Return the ways that columns may be taken, each with its limit, the likeliest first; none for few elements."""
+    outside, steps, large = bool(_taps_outside(axes)), plan_of(axes).operations, columns.size > tiles.SMALL_ELEMENTS
+    ways: list[tuple[_UnfoldWay, int]] = []
+    if columns.dtype.hasobject:
+        pass  # of which NumPy makes no such view
+    elif not outside and (large or steps >= MANY_OPERATIONS):
+        view_of = _view_of_columns(image, columns, axes)
+        ways.append((_unfold_view, view_of.most))
+        if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
+            ways.append((_unfold_view, prod(view_of.of_blocks)))
+    elif outside and large and weights is None:
+        plane = image.itemsize * prod(axis.padded_size for axis in axes)
+        if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
+            ways.append((_unfold_padded, PADDED_BYTES // max(1, plane)))
+    if not ways:
+        few = are_few(max(columns.size, image.size), axes)
+        return [] if few else [(_unfold_tiles, 2 * tiles.TILE_ELEMENTS)]
+    if columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
+        short = axes[-1].kernel * columns.itemsize <= SHORT_ROW and taps_are_closest(columns.strides, axes)
+        ways.insert(0 if short else len(ways), (_unfold_tiles, 2 * tiles.TILE_ELEMENTS))
+    return ways
+
+
+def _unfold_tiles(
+    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, limit: int
+) -> None:
+    """Copy blocks tile by tile of the image, each tap or each group of them at a time."""
+    for index in _taps_outside(axes):
+        columns[index] = np.zeros((), columns.dtype)
+    if image.size:
+        tiles.on_tiles(threads, limit, unfold_cells, columns, image, axes, weights)
+
+
+def _unfold_padded(
+    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int
+) -> None:
     """Copy blocks from padded copies of so many planes at most: a thread has its own, where there are planes enough."""
     lines, cached = lines_of(image.shape, image.strides), image.size
     if max(lines) > 1:
@@ -132,53 +172,43 @@ def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...], most: i
     planes, units = prod(image.shape[:2]), lines[:2] if most >= max(lines) else ()
     inside = (ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))
     whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
+    apart = threads > 1 and planes >= 2 * threads
+    parts = parts_of(image.shape[:2], most, units, threads if apart else 1)
+    shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
+    unused = deque[Array]()
 
-    def on(threads: int) -> None:
-        apart = threads > 1 and planes >= 2 * threads
-        parts = parts_of(image.shape[:2], most, units, threads if apart else 1)
-        shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
-        unused = deque[Array]()
+    def copy(part: Index, threads: int) -> None:
+        try:
+            padded = unused.pop()
+        except IndexError:
+            padded = np.zeros(shape, image.dtype)
+        some = image[part]
+        few = padded[: len(some), : some.shape[1]]
+        pixels, pieces = few[inside], parts_of(some.shape, cached, lines, threads)
+        for_each(copy_rows, [(some[piece], pixels[piece]) for piece in pieces], threads)
+        _unfold_view(few, columns[part], whole, None, threads)
+        unused.append(padded)
 
-        def copy(part: Index, threads: int) -> None:
-            try:
-                padded = unused.pop()
-            except IndexError:
-                padded = np.zeros(shape, image.dtype)
-            some = image[part]
-            few = padded[: len(some), : some.shape[1]]
-            pixels, pieces = few[inside], parts_of(some.shape, cached, lines, threads)
-            for_each(copy_rows, [(some[piece], pixels[piece]) for piece in pieces], threads)
-            _unfold_view(few, columns[part], whole, None, threads)
-            unused.append(padded)
-
-        for_each(copy, [(part, 1 if apart else threads) for part in parts], threads if apart else 1)
-
-    on_threads((_unfold_padded, axes, columns.dtype, columns.shape, image.strides), columns.nbytes, on)
+    for_each(copy, [(part, 1 if apart else threads) for part in parts], threads if apart else 1)
 
 
 def _unfold_view(
-    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int | None = None
+    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int | None = None
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
-    view_of = _view_of(axes, image.itemsize, image.shape, image.strides, columns.shape, columns.strides)
+    view_of = _view_of_columns(image, columns, axes)
     if image.flags.c_contiguous:  # which is sooner viewed so
         view = np.ndarray(columns.shape, image.dtype, image, view_of.offset, view_of.steps)
     else:
         view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
-    arrays = [array for array in (view, weights, columns) if array is not None]
-    copy = copy_rows if weights is None else multiply
+    arrays = [array for array in (view, spread(weights, columns), columns) if array is not None]
+    parts = view_of.parts(view_of.most if most is None else most, threads)
+    copied = [tuple([array[part].transpose(view_of.order) for array in arrays]) for part in parts]
+    for_each(copy_rows if weights is None else multiply, copied, threads)
 
-    def on(threads: int, most: int) -> None:
-        order = view_of.order
-        parts = [tuple([array[part].transpose(order) for array in arrays]) for part in view_of.parts(most, threads)]
-        for_each(copy, parts, threads)
 
-    if threads is not None:
-        return on(threads, view_of.most)
-    ways = [(view_of.most,)]
-    if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
-        ways.append((prod(view_of.of_blocks),))
-    on_threads((copy, view_of, columns.dtype), columns.nbytes, on, *ways)
+def _view_of_columns(image: Array, columns: Array, axes: tuple[Axis, ...]) -> _View:
+    return _view_of(axes, image.itemsize, image.shape, image.strides, columns.shape, columns.strides)
 
 
 @dataclass(slots=True, eq=False)

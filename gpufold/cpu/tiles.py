@@ -34,18 +34,31 @@ def for_each_tile(
     *more: Any,
 ) -> None:
     """Call work(columns, pixels, axes, *how, *more) for tiles: the way (most pixels, *how) that takes least time."""
-    size = max(columns.nbytes, image.nbytes)
-    if image.size <= ways[0][0] and is_short(size):
-        return work(columns, image, axes, *ways[0][1:], *more)
-
-    strides = (image.strides, strides_of_blocks(columns))
 
     def on(threads: int, limit: int, *how: Any) -> None:
-        parts = _parts(image.shape, axes, limit, threads, *strides)
-        for_each(work, [(columns[blocks], image[pixels], some, *how, *more) for blocks, pixels, some in parts], threads)
+        on_tiles(threads, limit, work, columns, image, axes, *how, *more)
 
-    kind = (work, axes, columns.dtype, columns.shape, *strides)
+    size = max(columns.nbytes, image.nbytes)
+    if is_short(size):
+        return on(1, *ways[0])
+    kind = (work, axes, columns.dtype, columns.shape, image.strides, columns.strides)
     on_threads(kind, size, on, *ways)
+
+
+def on_tiles(
+    threads: int,
+    limit: int,
+    work: Callable[..., None],
+    columns: Array,
+    image: Array,
+    axes: tuple[Axis, ...],
+    *more: Any,
+) -> None:
+    """Call work(columns, pixels, axes, *more) for tiles of at most so many pixels, on so many threads."""
+    if threads == 1 and image.size <= limit:
+        return work(columns, image, axes, *more)
+    parts = _parts(image.shape, axes, limit, threads, image.strides, strides_of_blocks(columns))
+    for_each(work, [(columns[blocks], image[pixels], some, *more) for blocks, pixels, some in parts], threads)
 
 
 @kept
