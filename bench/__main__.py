@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -93,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     raced = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship")
-    raced.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
+    raced.add_argument(
+        "--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune.txt"
+    )
     raced.add_argument("--problem", **NAMED)
     return parser
 
@@ -175,6 +178,7 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
 
 
 def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended first
     named = [word for name in options.problem for word in ("--problem", name)]
     session = Session(options.results.resolve(), options.processes, named, options.seconds, options.commit)
     return half_an_hour(session, options.minutes, options.steps, words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,13 +18,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench import regret
+from bench.measure import LOST
 from bench.report import by_operation, failures, markdown_table
 from bench.results import ROOT, command_line, now, saved, write_at_once
-from bench.tally import Tally
 
 NOT_BEGUN, DONE, FAILED, STOPPED, ABSENT = "not begun", "done", "FAILED", "to be continued", "left out"
 
@@ -45,21 +47,21 @@ for number in range(runtime.getDeviceCount()):
     print(launch.device(number), runtime.memGetInfo())
 """
 
+LONGEST = "-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true"
+"""A test that takes longer ends its process, from pytest 9 on."""
+PYTEST = sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", *LONGEST
+SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
+LARGE = "test_past_two_to_the_31"
+SANITIZER = "compute-sanitizer"
+RESULTS = "measured", "tuned"
+"""Folders of what the benchmark and the races leave."""
 
-LEASH = """
-import os, signal, subprocess, sys, threading
-def end_with_who_started_this():
-    os.read(0, 1)
-    os.killpg(0, signal.SIGKILL)
-threading.Thread(target=end_with_who_started_this, daemon=True).start()
-status = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL).wait()
-os._exit(status if status >= 0 else 128 - status)
-"""
-"""Runs a command, and ends with it, or it and what it has started when nobody holds the other end of its input: where
-this process was killed, say, and the next call goes on with the same files."""
+SKIPPED = re.compile(r"^SKIPPED \[\d+\] \S+ (.*)$", re.MULTILINE)
+FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*(?:\n(?!FAILED |ERROR |SKIPPED |\d).*)*))?$", re.MULTILINE)
+"""What pytest and the races say of one that has failed: its name, and why, in one or more lines."""
 
-SANITIZED, PORT, PORTS = 8, 49152, 16
-"""compute-sanitizers at a time, each with ports of its own: those without one look for it together, and give up."""
+ALWAYS = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "CI": "true"}
+"""Variables of what is run: nothing is written into the checkout, and pytest says a reason in full."""
 
 
 @dataclass
@@ -77,153 +79,109 @@ class Session:
     """When the step that is under way has to end."""
     notes: list[str] = field(default_factory=list)
 
-    def start(self, words: Sequence[str | Path], log: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a Python command, whose output is added to a file; a tool may stand before Python.
+    def logs(self, name: str) -> list[Path]:
+        """Return what the commands of a step have printed."""
+        return sorted(self.folder.glob(f"{name}*.log"))
 
-        It does not outlive this process, nor does what it starts itself.
+    def run(self, name: str, *commands: Sequence[str | Path], **variables: str) -> str:
+        """Run commands at the same time, each with a log, until the deadline; their exit statuses decide.
+
+        They are process groups of this process's own session, with which a machine's owner ends them.
         """
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"} | variables
-        leashed = [sys.executable, "-I", "-S", "-c", LEASH, *words]
-        with log.open("ab") as out:
-            return subprocess.Popen(
-                leashed,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-
-    def finish(self, processes: list[subprocess.Popen[bytes]]) -> bool:
-        """Wait for processes; end those that are there at the deadline, with what they have started, and return False.
-
-        What they have measured until then is saved.
-        """
-        ended = True
+        processes: dict[Path, subprocess.Popen[bytes]] = {}
+        options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | ALWAYS | variables, "stdin": subprocess.DEVNULL}
         try:
-            for process in processes:
+            for number, command in enumerate(commands):
+                log = self.folder / (f"{name}-{number}.log" if number else f"{name}.log")
+                with log.open("ab") as out:
+                    processes[log] = subprocess.Popen(command, **options, stdout=out, stderr=out, process_group=0)
+            for process in processes.values():
                 process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            ended = False
+            return STOPPED
         finally:
-            for process in processes:
+            for process in processes.values():
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    os.killpg(process.pid, signal.SIGKILL)  # what it has started too
                     process.wait()
-        return ended
+        for log, process in processes.items():
+            last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+            note = f"exit status {process.returncode}: {last}" if process.returncode else last
+            self.notes += [note] if note not in self.notes else []
+        return FAILED if any(process.returncode for process in processes.values()) else DONE
 
-    def run(self, name: str, *words: str | Path, **variables: str) -> str:
-        """Run a Python command; its exit status decides."""
-        log = self.folder / f"{name}.log"
-        if not self.finish([process := self.start([sys.executable, *words], log, **variables)]):
-            return STOPPED
-        if process.returncode:
-            self.notes.append(f"exit status {process.returncode}: {log.read_text(errors='replace').splitlines()[-1]}")
-        return FAILED if process.returncode else DONE
+    def test(self, name: str, *commands: Sequence[str]) -> str:
+        """Run tests; where one of the commands has skipped all of its own, they failed for the reasons given there."""
+        result = self.run(name, *commands)
+        texts = [log.read_text(errors="replace") for log in self.logs(name)]
+        if result != DONE or all(re.search(r"\d+ (passed|xfailed)", text) for text in texts):
+            return result
+        self.notes += sorted({reason for text in texts for reason in SKIPPED.findall(text)})
+        return FAILED
 
-
-def run_tests(
-    session: Session,
-    name: str,
-    *arguments: str,
-    before: Callable[[int], Sequence[str]] = lambda part: (),
-    most: int = 64,
-) -> str:
-    """Run tests in processes of their own until each has ended, whatever ends the processes.
-
-    Of these there are `most` at a time, and `before` says what tool stands before each.
-    """
-    folder, processes = session.folder / name, min(session.processes, most)
-    folder.mkdir(exist_ok=True)
-    while True:
-        earlier, finished = Tally.of(folder), folder / "finished.json"
-        write_at_once(finished, json.dumps(sorted(earlier.ends)))
-        words = [sys.executable, *PYTEST, *arguments]
-        number, started = len(list(folder.glob("*-0.jsonl"))) + 1, []
-        for part in range(processes):
-            path = folder / f"{number}-{part}.jsonl"
-            options = [f"--test-log={path}", f"--part={part}/{processes}", f"--finished={finished}"]
-            started.append(session.start([*before(part), *words, *options], path.with_suffix(".log")))
-        ended, tally = session.finish(started), Tally.of(folder)
-        session.notes[:] = [
-            f"{len(tally.ends)} tests ended, {len(tally.failed())} failed, {len(tally.waiting)} are left"
-        ]
-        if not ended:
-            return STOPPED
-        if tally.ends and not tally.waiting:
-            wrong = {process.returncode for process in started} - {0, 1, 5}  # 5: a part without tests
-            session.notes += [f"processes ended with {wrong}, see {name}/{number}-*.log"] if wrong else []
-            return FAILED if wrong or tally.failed() else DONE
-        if tally.begun == earlier.begun:
-            said = (folder / f"{number}-0.log").read_text().splitlines()
-            session.notes += ["no test begins", *[line for line in said if "deselected:" in line]]
-            return FAILED
+    def measure(self, name: str, *words: str | Path, **variables: str) -> str:
+        """Run a command of the benchmark, in another process again where the device was lost."""
+        while True:
+            result = self.run(name, [sys.executable, "-m", "bench", *words], **variables)
+            if result != FAILED or not self.notes[-1].startswith(f"exit status {LOST}:"):
+                return result
 
 
-def sanitizers(session: Session) -> str:
-    """Run compute-sanitizer's tools over a launch of every kernel function."""
+def run_tests(session: Session, name: str, words: Sequence[str], processes: int | None = None) -> str:
+    """Run tests, by pytest-xdist in several processes, of which one that loses the device is replaced."""
+    count = str(processes or session.processes)
+    parallel = ["-p", "xdist", "-n", count, "--dist", "worksteal"] if find_spec("xdist") else []
+    return session.test(name, [*PYTEST, *parallel, *words])
+
+
+def sanitize(session: Session, name: str) -> str:
+    """Run one of compute-sanitizer's tools over a launch of every kernel function, in up to eight processes."""
     if not shutil.which(SANITIZER):
         session.notes.append(f"{SANITIZER} of the CUDA toolkit is not on the PATH")
         return ABSENT
-    names = "memcheck", "racecheck", "initcheck", "synccheck"
-    answers = [
-        run_tests(session, f"sanitizers-{name}", *SMOKE, before=partial(sanitizer, name), most=SANITIZED)
-        for name in names
-    ]
-    return next((answer for answer in (STOPPED, FAILED) if answer in answers), DONE)
+    if (listed := session.run(name, [*PYTEST, "--collect-only", *SMOKE])) != DONE:
+        return listed
+    tests = [line for log in session.logs(name) for line in log.read_text().splitlines() if "::" in line]
+    count, commands = min(session.processes, 8), []
+    for number in range(count):
+        port = str(49152 + 16 * number)  # those without one look for it together, and give up
+        waits = ["--launch-timeout", "120", "--port", port]
+        tool = [SANITIZER, "--target-processes", "all", "--error-exitcode", "77", *waits, "--tool", name]
+        commands.append([*tool, *PYTEST, *tests[number::count]])
+    return session.test(name, *commands)
 
 
-def sanitizer(tool: str, part: int) -> list[str]:
-    """Return what stands before one of several commands that compute-sanitizer looks at at the same time."""
-    waits = ["--launch-timeout", "120", "--port", str(PORT + part * PORTS)]
-    return [SANITIZER, "--target-processes", "all", "--error-exitcode", "77", *waits, "--tool", tool]
-
-
-def tune(session: Session) -> str:
+def tune(session: Session, name: str) -> str:
     """Race the kernels of the problems against each other; what the package knows of this device is not raced again."""
-    return _in_new_processes(session, "tune", ["tune", "--results", str(session.folder), *session.named])
+    return session.measure(name, "tune", "--results", session.folder, *session.named)
 
 
-def benchmark(session: Session) -> str:
+def benchmark(session: Session, name: str) -> str:
     """Measure problems beside their peers, with the choices of the rule."""
     words = ["--device", "gpu", "--full", "--seconds", f"{session.seconds:g}"]
-    words += ["--save", str(session.folder / "measured" / "gpu.json"), "--resume"]
+    words += ["--save", str(session.folder / RESULTS[0] / "gpu.json"), "--resume"]
     words += ["--commit", session.commit] if session.commit else []
-    return _in_new_processes(session, "benchmark", [*words, *session.named], GPUFOLD_AUTOTUNE="0")
+    return session.measure(name, *words, *session.named, GPUFOLD_AUTOTUNE="0")
 
 
-def _in_new_processes(session: Session, name: str, words: list[str], **variables: str) -> str:
-    """Run a command of the benchmark, again where the device was lost."""
-    for _ in range(8):
-        answer = session.run(name, "-m", "bench", *words, **variables)
-        if answer != FAILED or not session.notes[-1].startswith("exit status 3:"):
-            break
-    return answer
-
-
-def report(session: Session) -> str:
+def report(session: Session, name: str) -> str:
     """Draw what was measured, and say what the choices of `auto` cost."""
-    results = [path for name in ("measured", "tuned") if (path := session.folder / name).exists()]
-    if not results:
-        session.notes.append("nothing was measured")
-        return ABSENT
-    return session.run("report", "-m", "bench", "report", "--output", session.folder / "report", "--results", *results)
+    results = [session.folder / part for part in RESULTS]
+    return session.measure(name, "report", "--output", session.folder / "report", "--results", *results)
 
 
-SANITIZER = "compute-sanitizer"
-SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
-PYTEST = *("-m", "pytest", "-q"), *("-p", "bench.test_log", "-p", "no:cacheprovider", "-p", "no:randomly")
+Step: TypeAlias = Callable[[Session, str], str]
+"""Does a step by its name; returns its result."""
 
-STEPS: dict[str, tuple[float, Callable[[Session], str]]] = {
-    "machine": (60, lambda session: session.run("machine", "-c", MACHINE)),
-    "smoke": (120, lambda session: run_tests(session, "smoke", *SMOKE)),
+STEPS: dict[str, tuple[float, Step]] = {
+    "machine": (60, lambda session, name: session.run(name, [sys.executable, "-c", MACHINE])),
+    "smoke": (STEP_SECONDS / 2, partial(run_tests, words=SMOKE)),
     "tests": (
         STEP_SECONDS,
-        lambda session: run_tests(session, "tests", "tests/test_gpu.py", "tests/test_torch_gpu.py"),
+        partial(run_tests, words=["tests/test_gpu.py", "tests/test_torch_gpu.py", "-k", f"not smoke and not {LARGE}"]),
     ),
-    "sanitizers": (STEP_SECONDS / 2, sanitizers),
+    "large": (STEP_SECONDS / 2, partial(run_tests, words=["tests/test_gpu.py", "-k", LARGE], processes=1)),
+    **{tool: (STEP_SECONDS / 2, sanitize) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")},
     "tune": (STEP_SECONDS / 2, tune),
     "benchmark": (STEP_SECONDS, benchmark),
     "report": (STEP_SECONDS / 4, report),
@@ -234,7 +192,8 @@ STEPS: dict[str, tuple[float, Callable[[Session], str]]] = {
 def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[str]) -> int:
     """Do the steps that are left, as many as the time allows; write the summary after each. Return the exit status."""
     path = session.folder / "session.json"
-    session.folder.mkdir(parents=True, exist_ok=True)
+    for part in RESULTS:
+        (session.folder / part).mkdir(parents=True, exist_ok=True)
     saved = json.loads(path.read_text()) if path.exists() else {}
     empty = {"result": NOT_BEGUN, "goes": 0, "seconds": 0.0, "note": ""}
     steps: dict[str, Any] = {name: {**empty, **saved.get(name, {})} for name in STEPS}
@@ -249,8 +208,10 @@ def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[
         write_at_once(path, json.dumps(steps, indent=1))
         print(f"{now()} {name}", file=sys.stderr, flush=True)
         start, session.notes = time.monotonic(), []
+        for log in session.logs(name):
+            log.unlink()
         session.deadline = start + min(STEPS[name][0], seconds)
-        step["result"] = STEPS[name][1](session)
+        step["result"] = STEPS[name][1](session, name)
         step["note"], step["seconds"] = "; ".join(session.notes), step["seconds"] + time.monotonic() - start
         write_at_once(path, json.dumps(steps, indent=1))
         write_at_once(session.folder / "summary.md", summary(session.folder, steps, words))
@@ -260,7 +221,7 @@ def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[
 
 def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[str]) -> str:
     """Return a page in Markdown on half an hour on a GPU, saved in a folder: the machine, each step, every failure."""
-    log, reasons = folder / "machine.log", defaultdict(list)
+    log, reasons = folder / "machine.log", defaultdict[str, list[str]](list)
     facts = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else []
     table = [["step", "result", "minutes", "goes", ""]]
     for name, step in steps.items():
@@ -268,10 +229,11 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
         table.append([name, step["result"], f"{step['seconds'] / 60:.1f}", str(step["goes"]), note])
         if step["result"] == FAILED:
             reasons[note].append(name)
-    for path in sorted({path.parent for path in folder.glob("*/*.jsonl")}):
-        for name, why in Tally.of(path).failed():
-            reasons[f"{path.name}: {' '.join(why.split())[:300]}"].append(name.rpartition("::")[2])
-    runs = saved([folder / "measured"]) if (folder / "measured").exists() else {}
+    for path in sorted(folder.glob("*.log")):
+        for name, why in FAILURE.findall(path.read_text(errors="replace")):
+            reasons[f"{path.stem}: {' '.join(why.split())[:300]}"].append(name.rpartition("::")[2])
+    measured, tuned = (folder / part for part in RESULTS)
+    runs = saved([measured])
     lines = ["# Half an hour on a GPU", "", f"{now()}, `{command_line(words)}`", "", *(f"- {line}" for line in facts)]
     lines += ["", *markdown_table(table), "", "## Failures", ""]
     lines += [f"- {why}: {', '.join(f'`{name}`' for name in names)}" for why, names in reasons.items()]
@@ -282,7 +244,6 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
         least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
         lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
         lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
-    tuned = folder / "tuned"
     if choices := regret.of_results([], [tuned]):
         lines += ["", f"## {tuned.name}: {len(choices)} kinds of calls, by how much the rule loses", ""]
         lines += markdown_table(regret.by_operation(choices))

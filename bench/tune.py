@@ -1,6 +1,6 @@
 """Lets the GPU decide about every problem of the benchmark: what the package ships in kernels/tuned.
 
-What is measured is written at once, and so are the lines of a log (see tally.py): another process goes on.
+What is measured is written at once, and so is what begins and ends: another process goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 import gpufold
 from bench.measure import LOST, free_memory
 from bench.problems import Problem, of_batch, select
-from bench.tally import Tally, note
 from bench.terminal import Console, progress, say
 from gpufold.gpu import tuning
 
@@ -36,40 +35,44 @@ def tasks(named: Sequence[str]) -> Iterator[tuple[str, Problem, str]]:
 
 
 def tune(folder: Path, named: Sequence[str], console: Console) -> int:
-    """Race the kernels of all problems that are left, into `folder/tuned`; return the exit status."""
+    """Race the kernels of all problems that are left, into `folder/tuned`; return the exit status.
+
+    `folder/tune.txt` has a line for each that begins, another for each that ends, and that of each failure. What is
+    named there twice is not begun again: it has ended, or two processes have ended in it.
+    """
     import cupy
 
     if os.environ.get("GPUFOLD_AUTOTUNE") == "0":
         raise ValueError("GPUFOLD_AUTOTUNE=0 lets nothing be measured")
     os.environ["GPUFOLD_CACHE_DIR"] = str(folder / "tuned")
     tuning.forget()
-    logs = folder / "tune"
-    logs.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     wanted = {name: (problem, dtype) for name, problem, dtype in tasks(named)}
-    before = Tally.of(logs)
-    waiting = [name for name in wanted if name not in before.ends]
-    with (logs / f"{len(list(logs.glob('*.jsonl'))) + 1}.jsonl").open("a") as log:
-        note(log, tests=list(wanted))
-        for name in progress(waiting, str):
-            note(log, begins=name)
-            outcome: dict[str, str] = {"outcome": "passed"}
+    with (folder / "tune.txt").open("a+", buffering=1) as log:
+        log.seek(0)
+        said = log.read().splitlines()
+        failed = [line for line in said if line.startswith("FAILED ")]
+        for line in failed:
+            say(console, line)
+        for name in progress([name for name in wanted if said.count(name) < 2], str):
+            print(name, file=log)
             try:
                 _race(*wanted[name])
+                cupy.cuda.runtime.deviceSynchronize()
             except (MemoryError, cupy.cuda.memory.OutOfMemoryError) as error:
-                outcome = {"outcome": "skipped", "why": f"{type(error).__name__}: {error}"}
+                say(console, f"{name} is left out: {error}")
             except Exception as error:  # whatever a library raises
-                outcome = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"[:1000]}
-            note(log, ends=name, **outcome)
+                failed.append(f"FAILED {name} - {type(error).__name__}: {' '.join(str(error).split())}")
+                print(failed[-1], file=log)
+                say(console, failed[-1])
+            print(name, file=log)
             try:
                 cupy.cuda.runtime.deviceSynchronize()
                 free_memory(on_gpu=True)
             except Exception as error:
                 say(console, f"The device is lost after {name}: {type(error).__name__}: {error}")
                 return LOST
-    failed = Tally.of(logs).failed()
-    for name, why in failed:
-        say(console, f"{name}: {why}")
-    say(console, f"{len(wanted)} kinds of calls, measured in {folder / 'tuned'}")
+    say(console, f"{len(wanted)} kinds of calls, {len(failed)} failed, measured in {folder / 'tuned'}")
     return int(bool(failed))
 
 

@@ -1,7 +1,7 @@
 """Half an hour on a GPU, rehearsed: the command, from end to end, where little is installed and much goes wrong.
 
-The environment has NumPy, torch and pytest alone, and CuPy or its stand-in; there is no git, and a copy of the checkout
-that nothing may be written to.
+The environment has NumPy, torch, pytest and rich alone, pytest-xdist or not, and CuPy or its stand-in; there is no git,
+and a copy of the checkout that nothing may be written to.
 """
 
 from __future__ import annotations
@@ -10,29 +10,27 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from faults import copy_checkout
 
-from bench.__main__ import _parser, main
-from bench.gpu_session import DONE, FAILED, STEPS, STOPPED, Session, half_an_hour, run_tests
+from bench.__main__ import INTERRUPTED, _parser, main
+from bench.gpu_session import ABSENT, DONE, FAILED, STEPS, STOPPED, Session, half_an_hour, sanitize
 from bench.peers import PEERS
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
 from bench.results import geometric_mean
-from bench.tally import Tally
 from bench.terminal import Console
 from bench.tune import LOST, tasks, tune
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = {"cupy", "cupyx", "gpufold", "numpy", "torch"}
-ABSENT = {peer.module for peer in PEERS} - INSTALLED | {"dask", "matplotlib", "xdist"}
+NOT_INSTALLED = {peer.module for peer in PEERS} - INSTALLED | {"dask", "matplotlib"}
 STAND_IN = """sys.modules["cupyx"] = sys.modules["ml_dtypes"] = None
 from bench.hostcuda import fake_cupy
 sys.modules["cupy"] = fake_cupy.cupy()
@@ -49,13 +47,11 @@ def contents(folder):
 class Rehearsal:
     """The command in a copy of the checkout, with an environment and results of its own."""
 
-    def __init__(self, tmp_path, stand_in=True, **variables):
+    def __init__(self, tmp_path, absent=(), stand_in="", **variables):
         environment = tmp_path / "environment"
         environment.mkdir()
-        absent = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n"
-        (environment / "sitecustomize.py").write_text(absent + (STAND_IN if stand_in else ""))
-        if stand_in:
-            variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.fake_cupy --of-each=1"
+        missing = f"import sys\nsys.modules.update(dict.fromkeys({NOT_INSTALLED.union(absent)}))\n"
+        (environment / "sitecustomize.py").write_text(missing + stand_in)
         tools = tmp_path / "tools"  # no git among them
         tools.mkdir()
         for name in ("g++", "as", "ld", "nm", "ar"):
@@ -72,15 +68,8 @@ class Rehearsal:
     def start(self, *words):
         options = ["--results", str(self.results), "--processes", "2", "--seconds", "0.01", *words]
         command = [sys.executable, "-m", "bench", "chip", *options, "--problem", "tiny"]
-        return subprocess.Popen(
-            command,
-            cwd=self.checkout,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=self.checkout, env=self.environment, **pipes, start_new_session=True)
 
     def run(self, *words):
         process = self.start(*words)
@@ -90,48 +79,33 @@ class Rehearsal:
     def steps(self):
         return json.loads((self.results / "session.json").read_text())
 
-    def failed(self, step):
-        return {name.rpartition("::")[2]: why for name, why in Tally.of(self.results / step).failed()}
-
-    def kill(self):
-        """End every process of the command at once, as a machine that is taken away does."""
-        for process in running(str(self.results)):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-
-
-def running(marker):
-    """Return the processes whose command has a word."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if marker.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
 
 @pytest.mark.all
 @pytest.mark.peer("torch")
 @pytest.mark.peer("cupy")
 def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_path):
-    rehearsal = Rehearsal(tmp_path, stand_in=False)
+    rehearsal = Rehearsal(tmp_path, absent={"xdist"})
     before = contents(rehearsal.checkout)
     status, page = rehearsal.run()
     assert status == 1
     assert contents(rehearsal.checkout) == before
     results = {name: step["result"] for name, step in rehearsal.steps().items()}
-    assert all(results[name] == FAILED for name in ("machine", "smoke", "tests", "tune", "benchmark")), page
-    for step in ("smoke", "tests"):
-        assert re.search(rf"{step} \| FAILED .* tests deselected: no CUDA device", page), page
+    assert all(results[name] == FAILED for name in ("machine", "smoke", "tests", "large", "tune", "benchmark")), page
+    assert results["memcheck"] == ABSENT
+    assert "No results are saved yet" in page
+    for step in ("smoke", "tests", "large"):
+        assert re.search(rf"{step} \| FAILED .* skipped.* no CUDA device", page), page
     assert "no GPU to measure on" in page
 
 
 @pytest.mark.all
 @pytest.mark.hostcuda
 @pytest.mark.peer("torch")
+@pytest.mark.peer("xdist")
 def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     """A kernel gives wrong bits, one takes the device down, a call is killed, and the results move away and back."""
-    rehearsal = Rehearsal(tmp_path, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY)
+    options = "-p bench.hostcuda.fake_cupy --of-each=1"
+    rehearsal = Rehearsal(tmp_path, (), STAND_IN, PYTEST_ADDOPTS=options, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY)
     source = rehearsal.checkout / "kernels" / f"{WRONG}.cu"
     broken = source.read_text().replace(
         "divide_or_zero(widen(element[number]), weight[number])", "widen(element[number])"
@@ -143,36 +117,28 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     status, page = rehearsal.run("--steps", "2")
     assert status == 1
     assert "the stand-in for CuPy" in page
-    assert list(rehearsal.failed("smoke")) == [f"test_smoke[{WRONG}]", f"test_smoke[{DEADLY}]"], page
-    assert "began 2 times and ended its process" in rehearsal.failed("smoke")[f"test_smoke[{DEADLY}]"]
-    lines = "".join(path.read_text() for path in (rehearsal.results / "smoke").glob("*.jsonl")).splitlines()
-    ended = [json.loads(line)["ends"] for line in lines if '"ends"' in line]
-    assert len(ended) == len(set(ended)), "no test ran again in the process that came after"
+    said = re.findall(r"^- smoke: (.*): `(.*?)`$", page, re.M)
+    assert {name for _, name in said} == {f"test_smoke[{WRONG}]", f"test_smoke[{DEADLY}]"}, page
+    assert any("crashed while running" in why for why, _ in said), page
+    assert " 24 passed" in rehearsal.steps()["smoke"]["note"]
 
     killed = rehearsal.start("--steps", "1")
-    while len(Tally.of(rehearsal.results / "tests").ends) < 5 and killed.poll() is None:
-        time.sleep(0.5)
-    rehearsal.kill()
+    while not (rehearsal.results / "tests.log").exists() and killed.poll() is None:
+        time.sleep(0.1)
+    killed.terminate()
     killed.communicate()
+    assert killed.returncode == INTERRUPTED, "once what it has started is ended"
     assert rehearsal.steps()["tests"]["result"] == STOPPED
-    ended = set(Tally.of(rehearsal.results / "tests").ends)
     shutil.move(rehearsal.results, tmp_path / "elsewhere")
     rehearsal.results.mkdir()
     shutil.copytree(tmp_path / "elsewhere", rehearsal.results, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
     status, page = rehearsal.run()
     assert status == 1
-    tally = Tally.of(rehearsal.results / "tests")
-    assert ended < set(tally.ends)
-    assert not tally.waiting
     steps = rehearsal.steps()
-    assert steps["tests"]["goes"] == 2
-    assert steps["smoke"]["goes"] == 1
-    said = "".join(log.read_text() for log in (rehearsal.results / "tests").glob("*.log"))
-    assert "tests deselected: needs many GB" in said
-    for name, why in tally.failed():
-        assert f"`{name.rpartition('::')[2]}`" in page, why
-    assert f"test_smoke[{DEADLY}]" in page
+    assert {name: step["goes"] for name, step in steps.items()} == dict.fromkeys(STEPS, 1) | {"tests": 2}
+    assert f"`test_smoke[{DEADLY}]`" in page
+    assert re.search(r"large \| FAILED .* needs many GB", page), page
     assert "col2im-tiny-2x2" in page
     saved = "".join(path.read_text() for path in (rehearsal.results / "measured").rglob("*.json*"))
     assert '"naive gather"' in saved, "peers that use CuPy alone are timed"
@@ -196,10 +162,11 @@ def session(tmp_path, monkeypatch):
 
 def test_steps_that_were_stopped_have_their_next_turn_after_the_others(session, monkeypatch, capsys):
     log, answers = [], {"machine": [DONE], "smoke": [STOPPED, STOPPED, DONE], "tests": [FAILED], "sanitizers": [DONE]}
-    steps = {name: (10.0, lambda session, name=name: log.append(name) or answers[name].pop(0)) for name in answers}
+    steps = {name: (10.0, lambda session, name: log.append(name) or answers[name].pop(0)) for name in answers}
     monkeypatch.setattr("bench.gpu_session.STEPS", steps)
     assert half_an_hour(session, 28, 3, ["chip"]) == 1
     assert log == ["machine", "smoke", "tests"]
+    assert session.deadline < time.monotonic() + 10, "the seconds of a step"
     assert half_an_hour(session, 28, 100, ["chip"]) == 1
     assert log[3:] == ["sanitizers", "smoke", "smoke"]
     half_an_hour(session, 28, 100, ["chip"])
@@ -219,51 +186,49 @@ def test_steps_and_what_the_documents_say_of_them_end_before_ten_minutes():
     assert all(_parser().parse_args(words.split()).steps * longest < 600 for words in said)
 
 
-STARTS = """
-import sys, time
-from pathlib import Path
-from bench.gpu_session import Session
-folder, marker = Path(sys.argv[1]), sys.argv[2]
-child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(100)', '{marker}'])"
-process = Session(folder, 1, [], 0.1, None).start([sys.executable, "-c", child, marker], folder / "log")
-time.sleep(100)
-"""
-
-
-def test_what_was_started_ends_with_who_started_it_however_that_ends(tmp_path):
-    """The next call would find it at work on the same files."""
-    marker = f"marked-{os.getpid()}-{tmp_path.name}"
-    starter = subprocess.Popen([sys.executable, "-c", STARTS, str(tmp_path), marker], cwd=ROOT)
-    until = time.monotonic() + 60
-    while len(running(marker)) < 4 and time.monotonic() < until:  # it, the leash, the child and the child's own
-        time.sleep(0.05)
-    assert len(running(marker)) == 4
-    starter.kill()
-    starter.wait()
-    while running(marker) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not running(marker)
-
-
-TESTS = """
-import time, pytest
-@pytest.mark.parametrize("number", range(6))
-def test_number(number):
-    time.sleep(100 * (number == 3))
-"""
+def test_what_does_not_end_in_time_is_ended_with_what_it_has_started(session):
+    session.deadline = time.monotonic() + 1
+    assert session.run("slow", ["sh", "-c", "sleep 60 & echo $!; wait"], ["true"]) == STOPPED
+    child = Path("/proc", (session.folder / "slow.log").read_text().strip(), "cmdline")
+    until = time.monotonic() + 10
+    while child.exists() and child.read_bytes() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert time.monotonic() < until
 
 
 @pytest.mark.all
-def test_tests_that_do_not_end_in_time_are_stopped_with_what_they_started(session, tmp_path):
-    (tmp_path / "test_slow.py").write_text(TESTS)
-    session.deadline = time.monotonic() + 5
-    assert run_tests(session, "slow", str(tmp_path / "test_slow.py")) == STOPPED
-    assert 0 < len(Tally.of(tmp_path / "slow").ends) < 6
+def test_each_kernel_function_is_launched_behind_one_of_several_sanitizers(session, monkeypatch):
+    from test_gpu import FUNCTIONS
+
+    tool = session.folder / "compute-sanitizer"
+    tool.write_text('#!/bin/sh\necho "$8 $*"\necho 1 passed\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(session.folder), prepend=os.pathsep)
+    session.deadline = time.monotonic() + 60
+    assert sanitize(session, "memcheck") == DONE
+    ran = [re.search(r"^(\d{5,}) (.*)", log.read_text(), re.M).groups() for log in session.logs("memcheck")]
+    assert len({port for port, _ in ran}) == len(ran) == session.processes
+    tests = [re.findall(r"::test_smoke\[(\w+)\]", words) for _, words in ran]
+    assert sorted(name for part in tests for name in part) == sorted(FUNCTIONS)
+    assert max(map(len, tests)) - min(map(len, tests)) <= 1
 
 
-def test_a_line_that_was_cut_is_not_read(tmp_path):
-    (tmp_path / "1-0.jsonl").write_text('{"tests": ["a", "b"]}\n{"begins": "a"}\n{"ends": "a", "outcome": "pas')
-    assert Tally.of(tmp_path).waiting == {"a", "b"}
+LOG = """
+FAILED tests/test_gpu.py::test_one[1] - AssertionError:
+Arrays are not equal
+FAILED tests/test_gpu.py::test_two - AssertionError: Arrays are not equal
+ERROR tests/test_torch_gpu.py - ImportError: no torch
+SKIPPED [1] tests/test_gpu.py:7: no CUDA device
+2 failed, 1 error in 0.12s
+"""
+
+
+def test_the_summary_has_every_failure_once_with_its_reason(session, capsys):
+    (session.folder / "tests.log").write_text(LOG)
+    assert half_an_hour(session, 28, 0, []) == 0
+    page = capsys.readouterr().out
+    assert "- tests: AssertionError: Arrays are not equal: `test_one[1]`, `test_two`\n" in page
+    assert "- tests: ImportError: no torch: `tests/test_torch_gpu.py`\n" in page
 
 
 # ---- races of every problem, and what they say of the rule
@@ -285,11 +250,11 @@ def test_races_go_on_where_they_stopped_and_are_left_in_a_file_that_the_package_
     from gpufold.gpu import launch, tuning
 
     console, wanted = Console(), [name for name, _, _ in tasks(["tiny"])]
-    (tmp_path / "tune").mkdir()
-    begun = [{"tests": wanted}, {"begins": wanted[0]}]
-    (tmp_path / "tune" / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in begun))
+    (tmp_path / "tune.txt").write_text(f"{wanted[0]}\n")  # which ended its process, or was stopped
     assert tune(tmp_path, ["tiny"], console) == 0
-    assert set(Tally.of(tmp_path / "tune").ends) == set(wanted)
+    assert Counter((tmp_path / "tune.txt").read_text().split("\n")) == {"": 1, wanted[0]: 3} | dict.fromkeys(
+        wanted[1:], 2
+    )
     (measured,) = (tmp_path / "tuned").iterdir()
     said = measured.read_bytes()
     monkeypatch.setattr("bench.tune._race", lambda problem, dtype: pytest.fail("raced again"))
@@ -307,9 +272,12 @@ def test_a_race_that_fails_is_noted_and_a_lost_device_ends_the_process(cupy, tmp
 
     monkeypatch.setattr("bench.tune._race", race)
     assert tune(tmp_path / "fails", ["tiny"], Console()) == 1
-    assert "no such kernel" in capsys.readouterr().out
+    assert tune(tmp_path / "fails", ["tiny"], Console()) == 1, "in another process too"
+    assert "FAILED col2im-tiny-2x2 float32 batch 1 - RuntimeError: no such kernel" in capsys.readouterr().out
     monkeypatch.setattr(cupy.cuda.runtime, "deviceSynchronize", lambda: race(None, ""))
-    assert tune(tmp_path / "lost", ["tiny"], Console()) == LOST
+    for _ in tasks(["tiny"]):
+        assert tune(tmp_path / "lost", ["tiny"], Console()) == LOST
+    assert tune(tmp_path / "lost", ["tiny"], Console()) == 1, "none is begun again"
 
 
 def test_races_are_not_run_where_nothing_may_be_measured(cupy, tmp_path, monkeypatch):
