@@ -29,7 +29,7 @@ extensions = [
 exclude_patterns = ["_build", "drawings", "examples"]
 suppress_warnings = ["sphinx_gallery.space_in_filename"]  # a checkout's folder may have one; no file has
 default_role = "py:obj"
-highlight_language = "text"  # of what says none; sessions say it by their prompts
+highlight_language = "text"  # of blocks without one; prompts mark sessions
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
 # ---- documents in Markdown
@@ -88,7 +88,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 WRITTEN = [path.stem for path in Path(__file__).parent.glob("*.md")]
-"""Pages that have a file of their own, which readers can edit."""
+"""Pages with a source file, which readers can edit."""
 html_context = {
     "default_mode": "auto",
     "github_user": "gpufold",
@@ -117,7 +117,7 @@ html_theme_options = {
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "tutorial/*")}
 
 SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
-"""Such as (P, *lead, *block_shape), whose asterisks are no emphasis."""
+"""A shape such as (P, *lead, *block_shape), whose asterisks are not emphasis."""
 
 
 FIGURES = {
@@ -131,12 +131,12 @@ FIGURES = {
     "batch_to_space": ("Images of a batch are interleaved", "batch_to_space"),
     "space_to_batch": ("Blocks of an image become a batch", "space_to_batch"),
 }
-"""The drawings in drawings/, each with what it shows and the functions on whose pages it is, after their summary."""
+"""The drawings in drawings/: their description, and the functions whose pages show them after the summary."""
 FIGURE_OF = {name: figure for figure, (_, names) in FIGURES.items() for name in names.split()}
 
 
 def setup(app: Any) -> None:
-    """Have the shapes of parameters shown as code; numpydoc, which makes markup of docstrings, comes after."""
+    """Show the shapes of parameters as code, before numpydoc converts docstrings to markup."""
     app.connect("autodoc-process-docstring", _mark_shapes, priority=400)
     app.connect("autodoc-process-docstring", _add_figure, priority=401)
 

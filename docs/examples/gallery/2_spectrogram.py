@@ -1,6 +1,6 @@
 """
-A spectrogram, and back to sound
-================================
+Remove noise from sound
+=======================
 
 A short-time Fourier transform (STFT) transforms windowed, overlapping frames. Its
 inverse is a weighted overlap-add: ``reduction="least_squares"`` multiplies each frame
@@ -50,7 +50,7 @@ unchanged = gpufold.blocks_to_array(
     reduction="least_squares",
 )
 print(
-    "left alone, the sound comes back:",
+    "unmodified spectra give back the signal:",
     np.allclose(unchanged[frame:-frame], noisy[frame:-frame]),
 )
 

@@ -1,6 +1,6 @@
 """
-A network that sees one tile at a time
-======================================
+Apply a network to overlapping tiles
+====================================
 
 Sliding-window inference applies a network to overlapping tiles of a large image.
 Predictions near the edges of a tile are less accurate, because the network lacks
@@ -19,7 +19,7 @@ image = data.coins().astype(np.float32) / 255
 
 
 def network(tiles):
-    """Stand in for a network: local contrast, wrong where a border is near."""
+    """Stand in for a network: local contrast, wrong near a border."""
     around = np.stack([gaussian_filter(tile, 12, mode="constant") for tile in tiles])
     return tiles - around
 
@@ -33,7 +33,7 @@ print(len(positions), "tiles, the last at", positions[-1])
 
 
 def stitched(window):
-    """Stitch what the network says, eight tiles at a time."""
+    """Stitch the network's predictions, eight tiles at a time."""
     stitcher = gpufold.Stitcher(image.shape, (96, 96), window=window)
     for batch in np.array_split(positions, len(positions) // 8):
         stitcher.add(network(gpufold.take_blocks(image, batch, (96, 96))), batch)

@@ -1,6 +1,6 @@
 """
-A dilated convolution as a plain one
-====================================
+Compute a dilated convolution with a plain one
+==============================================
 
 :func:`gpufold.space_to_batch` rearranges an image into a batch of smaller images. With
 blocks of 3 x 3, each entry holds every third pixel along both axes. A plain convolution

@@ -1,6 +1,6 @@
 """
-What a GPU kernel does
-======================
+How the GPU kernel of col2im works
+==================================
 
 A straightforward ``col2im`` kernel scatters: one atomic addition per column element, in
 no fixed order. gpufold *gathers* instead. Each thread owns a few adjacent pixels, sums
@@ -33,7 +33,7 @@ for (block, pixel), tap in np.ndenumerate(taps):
 for cell in range(0, SIZE, STRIDE):
     axis.axvline(cell - 0.5, color="tab:red", linewidth=2)
 axis.set(
-    xlabel="pixel; between red lines are those of one thread",
+    xlabel="pixel; red lines separate the pixels of threads",
     ylabel="block",
     xticks=range(SIZE),
     yticks=range(blocks),

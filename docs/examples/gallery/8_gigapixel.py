@@ -32,7 +32,7 @@ side = (count - 1) * STRIDE + TILE
 
 
 def tiles_of_chunk(block_info=None):
-    """Make the tiles of a chunk, which dask describes."""
+    """Make the tiles of the chunk that dask describes in ``block_info``."""
     place = block_info[None]
     rows, columns = (np.arange(*each) for each in place["array-location"][:2])
     noise = np.random.default_rng((6, *place["chunk-location"])).random(

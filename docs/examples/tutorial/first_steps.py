@@ -1,6 +1,6 @@
 """
-Blocks out of an image, and back
-================================
+Extract and reassemble blocks of an image
+=========================================
 
 Many algorithms extract overlapping blocks from an array, process each block, and add
 the blocks back together. gpufold does the first and the last step. This tutorial
