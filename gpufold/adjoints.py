@@ -1,4 +1,4 @@
-"""The adjoint of each operation, in calls of operations again: what torch's and JAX's gradients and vmap are made of.
+"""The adjoint of each operation, expressed in calls of operations, for gradients and vmap of torch and JAX.
 
     col2im          <-> im2col         y = A (w x), x' = w A^T y', w' = sum over planes and blocks of x A^T y'
     blocks_to_array <-> array_to_blocks
@@ -6,9 +6,8 @@
     add_blocks      <-> take_blocks
     average         <-> average
 
-Every operation is linear in its data, so that its adjoint is another operation, whose gradient is it again. A mean
-multiplies by the reciprocal of the sums of weights, a constant: such windows have no gradient. The weights of an
-average, which are an array of their own, have one.
+Every operation is linear in its data, and the adjoint of its adjoint is the operation again. A mean treats its
+divisors, the sums of weights, as constants: its window has no gradient, unlike the weights of `average`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ADJOINTS |= {adjoint: operation for operation, adjoint in ADJOINTS.items()}
 
 
 class Library(Protocol):
-    """What the adjoints ask of a library of arrays; a window is whatever the library has for one."""
+    """Functions of an array library that the adjoints need; each library represents a window in its own way."""
 
     where: Callable[..., Any]
     sign: Callable[..., Any]
@@ -45,32 +44,32 @@ class Library(Protocol):
     moveaxis: Callable[..., Any]
     broadcast_to: Callable[..., Any]
     constant: str
-    """How a window is passed that has no gradient."""
+    """How to pass a window without a gradient, for messages."""
 
     def split(self, array: Any, sizes: Sequence[int], axis: int) -> Sequence[Any]:
-        """Return the parts of an array that have so many elements along an axis."""
+        """Split an array into parts of the given sizes along an axis."""
 
     def apply(self, call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
-        """Compute a call, in such a way that it can be differentiated."""
+        """Compute a call differentiably."""
 
     def axes_of(self, call: Call, window: Any) -> tuple[Any, ...]:
-        """Return the arrays of a window, none where there is no window."""
+        """Return the arrays of a window; an empty tuple if there is no window."""
 
     def window_of(self, axes: Sequence[Any]) -> Any:
-        """Return the window that arrays are."""
+        """Return the window that consists of these arrays."""
 
     def cast(self, array: Any, dtype: str) -> Any:
         """Return an array of the named dtype."""
 
     def full(self, shape: Size, value: int, dtype: str, like: Any) -> Any:
-        """Return an array of one value, beside another."""
+        """Return an array filled with a value, on the device of another."""
 
     def paired(self, array: Any) -> Any:
-        """Return what complex gradients are multiplied with: the conjugate, or the array, as the library has them."""
+        """Return an array's conjugate or the array itself, whichever the library multiplies complex gradients by."""
 
 
 def check_gradient(xp: Library, operation: str, reduction: str) -> None:
-    """Raise where a gradient of a window is asked for that there is none of."""
+    """Raise if a window requires a gradient that its reduction does not have."""
     if reduction != "sum":
         raise ValueError(
             f"{operation}: window may require a gradient only with reduction='sum', got {reduction!r}; "
@@ -79,7 +78,7 @@ def check_gradient(xp: Library, operation: str, reduction: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Of data
+# Gradients of data
 
 
 def transpose(xp: Library, call: Call, gradient: Any, window: Any, positions: Any) -> Any:
@@ -98,9 +97,9 @@ def transpose(xp: Library, call: Call, gradient: Any, window: Any, positions: An
 
 
 def _transpose_of_edge(xp: Library, adjoint: Call, gradient: Any, window: Any, positions: Any) -> Any:
-    """Add blocks to an array with a block's margin on each side, and the sums in the margins to its edges.
+    """Add blocks to an array with margins as wide as a block, then add the sums in the margins to its edges.
 
-    Positions further out are moved to where a block lies in the margin: it is the same edge's.
+    Positions further out are clipped to the margins, because all elements there belong to the same edge.
     """
     geometry = adjoint.geometry
     assert isinstance(geometry, PositionsGeometry)
@@ -124,7 +123,7 @@ def _transpose_of_edge(xp: Library, adjoint: Call, gradient: Any, window: Any, p
 
 
 def _as_counted(xp: Library, call: Call, window: Any) -> tuple[Call, Any]:
-    """Return a call of an average and its window, the weights as they count."""
+    """Return an average's call and window, with the weights as an average counts them."""
     axes = counted(xp, xp.axes_of(call, window), call.fusion.reduction)
     if call.fusion.reduction == "least_squares":
         call = call._replace(fusion=call.fusion._replace(window="full"))
@@ -132,7 +131,7 @@ def _as_counted(xp: Library, call: Call, window: Any) -> tuple[Call, Any]:
 
 
 def _divided(xp: Library, call: Call, gradient: Any, window: Any) -> Any:
-    """Multiply by the reciprocals of what the sums were divided by."""
+    """Multiply a gradient by the reciprocals of the divisors of an average."""
     if call.fusion.reduction == "sum":
         return gradient
     element = ELEMENT_TYPES[call.dtype]
@@ -143,7 +142,7 @@ def _divided(xp: Library, call: Call, gradient: Any, window: Any) -> Any:
 
 
 def _reciprocals(xp: Library, call: Call, like: Any, window: Any) -> Any:
-    """Return one through what each pixel's sum is divided by, zero where that is too small: of the spatial axes."""
+    """Return the reciprocal of each pixel's divisor, of shape (*size); zero if the divisor is too small."""
     geometry, dtype = call.geometry, ELEMENT_TYPES[call.dtype].weight
     assert isinstance(geometry, SlidingGeometry | BlocksGeometry)
 
@@ -168,15 +167,15 @@ def _reciprocals(xp: Library, call: Call, like: Any, window: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------
-# Of windows
+# Gradients of windows
 
 
 def gradients_of_window(
     xp: Library, call: Call, data: Any, gradient: Any, window: Any, positions: Any, wanted: Sequence[int] | None = None
 ) -> list[Any]:
-    """Sum what each tap was multiplied with over all planes and blocks; of the arrays of a window that are wanted.
+    """Return the gradients of the wanted arrays of a window: for each tap, a sum over all planes and blocks.
 
-    The others need no gradient, and those that are wanted no value where no other one is.
+    The other arrays need no gradient. A wanted array needs no value if no other array is wanted.
     """
     check_gradient(xp, call.operation, call.fusion.reduction)
     plain = call._replace(fusion=call.fusion._replace(window="none"))
@@ -209,7 +208,7 @@ def _sum_of_blocks(geometry: Geometry, blocks: Any) -> Any:
 
 
 def _of_axis(gradient: Any, axes: Sequence[Any], axis: int) -> Any:
-    """Return the gradient of one axis's weights from that of the product of all."""
+    """Return the gradient of one axis's weights, from the gradient of the product over all axes."""
     for other, weights in enumerate(axes):
         if other != axis:
             weights = weights.reshape(-1, *(1,) * (len(axes) - 1 - other))
@@ -223,9 +222,9 @@ def change_by_weight(xp: Library, call: Call, data: Any, window: Any) -> Any:
 
 
 def tangent(xp: Library, call: Call, operands: Sequence[Any], changes: Sequence[Any]) -> Any:
-    """Compute the tangent of a call's result from those of its operands, which are (data, window, positions, out).
+    """Compute the tangent of a call's result from the tangents of its operands (data, window, positions, out).
 
-    That of a window is a sequence of its arrays' tangents. Those of what does not change are None; something does.
+    A window's tangent is a sequence, one item per array. None stands for zero; at least one tangent is given.
     """
     (data, window, positions, _), (of_data, of_axes, _, of_out) = operands, changes
 
@@ -250,20 +249,20 @@ def tangent(xp: Library, call: Call, operands: Sequence[Any], changes: Sequence[
 
 
 # ---------------------------------------------------------------------------------------------
-# Of a batch
+# Batches: vmap
 
 
 def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any], call: Call) -> tuple[Any, int]:
-    """Compute a call for a batch of (data, window, positions, out) as one of a wider array: the rule of vmap.
+    """Compute a call for a batch of (data, window, positions, out) as one call on a larger array: the rule of vmap.
 
-    The axes of the batch are those of data and out; there is one window and one array of positions.
+    `dims` are the batch axes of data and out; the batch shares one window and one array of positions.
     """
     (data, window, positions, out), (data_dim, out_dim) = arrays, dims
     geometry = call.geometry
-    if isinstance(geometry, SpaceGeometry):  # an axis more, that has blocks of one
+    if isinstance(geometry, SpaceGeometry):  # one more axis, with blocks of 1
         wider = replace(geometry, axes=(Axis(size, 1, 1, 1, 0, 0), *geometry.axes))
         return xp.apply(call._replace(geometry=wider), xp.moveaxis(data, data_dim, 1)), 1
-    if not isinstance(geometry, SlidingGeometry) or len(geometry.lead) == 1:  # an axis more in front of the array's
+    if not isinstance(geometry, SlidingGeometry) or len(geometry.lead) == 1:  # one more leading axis
         call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))
         if out is None:
             first = 1 if call.operation == "take_blocks" else 0

@@ -1,4 +1,4 @@
-"""The arrays of a call: whose they are, what fits, positions as kernels read them, where a result goes."""
+"""Arrays of a call: their library and device, positions, memory layout and overlap, and allocation of results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpufold.geometry import Size
 from gpufold.given import has_own_arithmetic, shown, type_name
 
 ArrayT = TypeVar("ArrayT", covariant=True)
-"""An array of any shape: a result is of the kind of the input, and may have more axes."""
+"""An array type, for any shape: a result has the type of the input, and may have more axes."""
 
 
 class Array(Protocol[ArrayT]):
-    """What arrays of every kind have in common here; to type checkers, `array[...]` is of any shape."""
+    """An array of any library; for type checkers, `array[...]` has any shape."""
 
     @property
     def shape(self) -> tuple[Any, ...]: ...
@@ -37,26 +37,26 @@ Floats: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
 
 class Shaped(Protocol):
-    """An array, to type checkers: no list, and no word."""
+    """An array, for type checkers: neither a list nor a str."""
 
     @property
     def shape(self) -> Any: ...
 
 
 Window: TypeAlias = Shaped | Sequence[Shaped]
-"""Weights of a block's elements, or of each axis."""
+"""Weights of a block's elements, or one array of weights per axis."""
 
 Positions: TypeAlias = Shaped | Sequence[Sequence[SupportsIndex] | Shaped] | Sequence[SupportsIndex]
 
 INT64 = np.dtype(np.int64)
-"""The dtype of positions, as arrays compare it with theirs soonest."""
+"""The dtype of positions, as the object that compares fastest with an array's dtype."""
 
 Named: TypeAlias = Sequence[tuple[str, Any]]
-"""Arrays with the names of their arguments."""
+"""Pairs of an argument's name and its array."""
 
 
 def library_of(operation: str, name: str, array: object) -> ModuleType:
-    """Return the array library an array belongs to: numpy, or cupy where the caller has imported it."""
+    """Return the array library an array belongs to: numpy, or cupy if it is imported."""
     if type(array) is np.ndarray:
         return np
     cupy = sys.modules.get("cupy")
@@ -87,7 +87,7 @@ def check_library(operation: str, name: str, array: object, library: ModuleType,
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a dtype in native byte order: a result's, from the input's."""
+    """Return a dtype in native byte order, as results have it."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
@@ -97,42 +97,42 @@ def result_dtype(call: Call, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
-    """Return a context manager that makes the array's device current, which does nothing on the CPU."""
+    """Return a context manager that makes the array's device current; on the CPU it does nothing."""
     device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
     return device
 
 
 def check_device(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
-    """Raise where an array of a GPU is not on the device of the data."""
+    """Raise if a GPU array is on another device than the data."""
     if library is not np and array.device != data.device:
         raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
 
 
 # ---------------------------------------------------------------------------------------------
-# What kernels read where it lies
+# Arrays that kernels read without a copy
 
 DENORMAL, DENORMALS = 2.0**-149, 1 << 23
-"""The smallest of float32, and how many times it is the smallest normal number."""
+"""The smallest float32 denormal, and the smallest normal number as a multiple of it."""
 
 
 def is_kernel_ready(library: ModuleType, array: Any, dtype: Any) -> bool:
-    """Return whether kernels can read an array where it lies: contiguous, aligned and of a dtype.
+    """Return whether kernels can read an array without a copy: contiguous, aligned and of the given dtype.
 
-    A GPU ends the context of a process that reads an element from an address that is no multiple of its size.
+    Reading an element at a misaligned address would destroy the CUDA context of the process.
     """
     return bool(array.dtype == dtype and array.flags.c_contiguous and _is_aligned(library, array))
 
 
 def kernel_ready(library: ModuleType, array: Any, dtype: Any) -> Any:
-    """Return an array of a dtype as kernels can read it: itself, or a copy on the current device."""
+    """Return an array that kernels can read, of the given dtype: itself, or a copy on the current device."""
     ready = library.ascontiguousarray(_converted(library, aligned(library, array), np.dtype(dtype)))
-    return ready if array.shape else ready.reshape(())  # of no axis it makes one
+    return ready if array.shape else ready.reshape(())  # ascontiguousarray adds an axis to a 0-D array
 
 
 def _converted(library: ModuleType, array: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an array in a dtype, rounded as NumPy does: CuPy compiles its casts so that they flush float32 denormals.
+    """Convert an array to a dtype, rounding as NumPy does. CuPy's casts would flush float32 denormals.
 
-    These are cast as integers here: a denormal is that many times the smallest one.
+    Denormals are cast as integers instead: a denormal is an integer multiple of the smallest one.
     """
     if library is not np and dtype == np.float64 and array.dtype.name == "bfloat16":
         array = array.astype(np.float32)  # a shift of bits
@@ -148,9 +148,9 @@ def _converted(library: ModuleType, array: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def aligned(library: ModuleType, array: Any) -> Any:
-    """Return an array whose elements lie on multiples of their size: itself, or a copy on the current device.
+    """Return an array whose elements are aligned to their size: itself, or a copy on the current device.
 
-    CuPy's own functions read by elements and need this too; a copy of the bytes is safe from any address.
+    CuPy's functions need aligned elements too. Bytes can be copied from any address.
     """
     if _is_aligned(library, array):
         return array
@@ -160,7 +160,7 @@ def aligned(library: ModuleType, array: Any) -> Any:
 
 
 def _octets(library: ModuleType, array: Any) -> Any:
-    """Return the bytes of an array's elements, along an axis of their own."""
+    """Return a view of an array as bytes; the last axis has the bytes of one element."""
     return library.ndarray((*array.shape, array.itemsize), np.uint8, array.data, (*array.strides, 1))
 
 
@@ -175,9 +175,9 @@ def _is_aligned(library: ModuleType, array: Any) -> bool:
 
 
 def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str) -> None:
-    """Raise where an argument is to be converted while the current stream is captured into a CUDA graph.
+    """Raise if an argument needs conversion while the current stream is captured into a CUDA graph.
 
-    The graph would convert it again at each launch, into memory that has long been another array's.
+    Each launch of the graph would convert it again, into memory that belongs to another array by then.
     """
     if library is not np and library.cuda.get_current_stream().is_capturing():
         raise ValueError(
@@ -187,9 +187,9 @@ def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str
 
 
 def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "array") -> Any:
-    """Return positions as int64 that kernels can read beside an array; where they are on a GPU none is looked at.
+    """Return positions as int64 that kernels can read, on the device of `array`; GPU positions are not read by the CPU.
 
-    Those of one axis may be a vector.
+    Positions along one axis may be 1-D.
 
     >>> as_positions("add_blocks", np, [(0, -3), (5, 2)], np.zeros((8, 8)))
     array([[ 0, -3],
@@ -215,7 +215,7 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
 
 
 def _listed_positions(operation: str, positions: Any) -> Any:
-    """Return positions that are no array as one of integers."""
+    """Convert positions given as a sequence to an array of integers, or raise."""
     if type(positions) is list or type(positions) is tuple:
         for row in positions:
             if type(row) is not tuple and isinstance(row, np.ndarray):
@@ -249,7 +249,7 @@ def _as_int64(library: ModuleType, positions: Any) -> Any:
 
 
 def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
-    """Return an array for the result beside the data."""
+    """Allocate the result on the device of the data."""
     if call.fusion.accumulate:
         raise ValueError(f"{call.operation}: accumulate=True adds to out, but out is None; pass the array to add to")
     dtype = result_dtype(call, data.dtype)
@@ -264,7 +264,7 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
 
 
 def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
-    """Raise where a result has more bytes than an array can have; an empty one counts as if no axis were empty."""
+    """Raise if a result has more bytes than an array can have; axes of length 0 are ignored."""
     size = _bytes_of(shape, itemsize)
     if size > sys.maxsize:
         raise ValueError(
@@ -279,7 +279,7 @@ def _bytes_of(shape: Size, itemsize: int) -> int:
 
 
 def check_out(call: Call, library: ModuleType, out: Any, shape: Size, read: Named) -> None:
-    """Raise unless a caller's array takes the result of a call that reads these arrays, the data first."""
+    """Raise unless `out` can take the result of a call that reads the arrays in `read`, the data first."""
     operation, (name, data) = call.operation, read[0]
     if type(out) is not type(data):
         check_library(operation, "out", out, library, name)
@@ -290,12 +290,12 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, read: Name
         raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
     check_writable(operation, library, "out", out, name, data)
     if operation == "average" and is_same(library, out, data):
-        read = read[1:]  # every element is read where it is written, before that
+        read = read[1:]  # each element is read before it is written
     check_apart(operation, library, "out", out, read)
 
 
 def copy_of(library: ModuleType, array: Any) -> Any:
-    """Return a contiguous copy of an array, in native byte order, beside it."""
+    """Return a contiguous copy of an array, in native byte order, on the same device."""
     with device_of(library, array):
         if library is np:
             return np.array(array, native(array.dtype), order="C")
@@ -303,7 +303,7 @@ def copy_of(library: ModuleType, array: Any) -> Any:
 
 
 def copy_into(library: ModuleType, out: Any, array: Any) -> None:
-    """Copy an array over another on its device; CuPy's functions read and write elements where these are aligned."""
+    """Copy an array into `out` on its device, byte by byte if `out` is not aligned: CuPy's functions need that."""
     with device_of(library, array):
         if library is np or _is_aligned(library, out):
             out[...] = aligned(library, array)
@@ -312,14 +312,14 @@ def copy_into(library: ModuleType, out: Any, array: Any) -> None:
 
 
 def is_same(library: ModuleType, first: Any, second: Any) -> bool:
-    """Return whether two arrays of one shape are the same elements in memory."""
+    """Return whether two arrays of equal shape have the same elements in memory."""
     return first is second or (
         _address(library, first) == _address(library, second) and bool(first.strides == second.strides)
     )
 
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
-    """Raise unless an array can be written to where the data are."""
+    """Raise unless an array is writeable, on the device of the data, and does not overlap itself."""
     if library is np and not array.flags.writeable:
         raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
     check_device(operation, library, name, array, like, data)
@@ -328,7 +328,7 @@ def check_writable(operation: str, library: ModuleType, name: str, array: Any, l
 
 
 def overlapping(operation: str, name: str, shape: Size, strides: Size) -> ValueError:
-    """Return what to raise where elements of an array that is written to share memory, its strides in bytes."""
+    """Return the error for an output whose elements share memory; its strides are in bytes."""
     return ValueError(
         f"{operation}: {name} must not overlap itself, got shape {shape} and strides of {strides} bytes, by which "
         "elements share memory; pass a copy"
@@ -336,7 +336,7 @@ def overlapping(operation: str, name: str, shape: Size, strides: Size) -> ValueE
 
 
 def check_apart(operation: str, library: ModuleType, name: str, written: Any, others: Named) -> None:
-    """Raise where an array that is written to shares memory with others."""
+    """Raise if an output shares memory with other arrays."""
     for other, array in others:
         if share_memory(library, written, array):
             raise ValueError(
@@ -346,23 +346,23 @@ def check_apart(operation: str, library: ModuleType, name: str, written: Any, ot
 
 
 def _address(library: ModuleType, array: Any) -> int:
-    """Return where an array's first element lies."""
+    """Return the address of an array's first element."""
     address: int = array.ctypes.data if library is np else array.data.ptr
     return address
 
 
 def _at(address: int, shape: Size, strides: Size, itemsize: int) -> npt.NDArray[Any]:
-    """Return an array for NumPy's arithmetic on addresses; the memory there, a GPU's, is never read."""
+    """Return an array at a GPU's address, for NumPy's arithmetic on addresses; its memory is never read."""
     layout = {"shape": shape, "strides": strides, "typestr": f"|V{itemsize}"}
     return np.asarray(SimpleNamespace(__array_interface__={"version": 3, "data": (address, True), **layout}))
 
 
 def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
-    """Return whether two arrays share an element; where that is too hard to know, whether their bounds overlap.
+    """Return whether two arrays share an element; if that is too expensive to decide, whether their bounds overlap.
 
-    Addresses alone decide, on the CPU: CuPy's `shares_memory` computes on the device and waits for it, and its
-    `may_share_memory` compares bounds inside one allocation only, as which each import counts. A process has one
-    address space for all of its devices, in which memory of different devices never overlaps.
+    The CPU decides from addresses. CuPy's `shares_memory` would synchronise with the device, and its
+    `may_share_memory` compares only within one allocation, and every imported array counts as its own. All devices of
+    a process share one address space, so memory of different devices never overlaps.
     """
     if library is np:
         return _share(first, second)
@@ -373,7 +373,7 @@ def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
 
 
 def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size, Size, int]) -> bool:
-    """Compare arrays by address, shape, strides in bytes and bytes of an element, as `share_memory` does."""
+    """Compare arrays given by address, shape, strides in bytes and itemsize, as `share_memory` does."""
     address, shape, strides, itemsize = first
     begin, end = bounds_of(shape, strides, itemsize)
     other, shape, strides, itemsize = second
@@ -386,10 +386,9 @@ def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size,
 
 @lru_cache(maxsize=1024)
 def overlaps_itself(shape: Size, strides: Size, itemsize: int) -> bool:
-    """Return whether elements of an array share memory, its strides in bytes; where that is too hard to know, True.
+    """Return whether elements of an array share memory; True if that is too expensive to decide. Strides are in bytes.
 
-    Of two elements that do, one may be the first along the first axis by which they differ: the rest follows by
-    shifting both.
+    For each axis, the first slice is compared with all later ones: any other pair of elements is such a pair, shifted.
 
     >>> overlaps_itself((3, 2), (4, 4), 4), overlaps_itself((3, 2), (4, 12), 4)
     (True, False)
@@ -414,7 +413,7 @@ def _share(first: Any, second: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def bounds_of(shape: Size, strides: Size, itemsize: int) -> tuple[int, int]:
-    """Return where an array's memory begins and ends, in bytes from its first element."""
+    """Return the begin and end of an array's memory, in bytes from its first element."""
     if 0 in shape:
         return 0, 0
     steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]

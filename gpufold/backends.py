@@ -1,4 +1,4 @@
-"""What a Stitcher asks of a kind of arrays, and how NumPy, CuPy and torch do it."""
+"""Array libraries as `Stitcher` uses them: NumPy, CuPy, torch and JAX."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpufold.weights import of_elements, weighed
 from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks
 
 KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
-"""What the arrays of a library are called."""
+"""The type of each library's arrays, for messages."""
 
 
 class Backend:
-    """What is asked of arrays of a kind, which the blocks of a batch are an example of; here of NumPy's and CuPy's."""
+    """The array functions that a Stitcher needs, for a batch of blocks; this class serves NumPy and CuPy."""
 
     library: Any
     kind: str
@@ -32,7 +32,7 @@ class Backend:
     dtype: str
     place: Any
     device: AbstractContextManager[Any]
-    """Makes the blocks' device the current one."""
+    """Context manager that makes the blocks' device current."""
 
     def __init__(self, blocks: Any) -> None:
         library = library_of("Stitcher.add", "blocks", blocks)
@@ -40,7 +40,7 @@ class Backend:
         self.kind, self.place, self.device = KINDS[library.__name__], blocks.device, device_of(library, blocks)
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
-        """Return zeros beside the blocks."""
+        """Return zeros on the blocks' device."""
         try:
             return self.library.zeros(shape, dtype)
         except MemoryError as error:
@@ -49,7 +49,7 @@ class Backend:
             raise MemoryError(f"Stitcher.add: {error}") from None
 
     def ones(self, like: Any, shape: Size) -> Any:
-        """Return ones without memory of their own."""
+        """Return ones of a shape, broadcast from one element."""
         return self.library.broadcast_to(self.library.ones((), like.dtype), shape)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
@@ -60,19 +60,19 @@ class Backend:
         return as_weights(call, self.library, axes if is_separable(window) else axes[0], self._blocks)
 
     def positions(self, given: Any, on_host: bool) -> Any:
-        """Return positions, in the memory of the host where they may be there."""
+        """Return positions as int64: on the host if `on_host` or unless they are on a GPU."""
         if self.library is not np and isinstance(given, self.library.ndarray) and not on_host:
             return as_positions("Stitcher.add", self.library, given, self._blocks, "blocks")
         return _on_host(given)
 
     def to_device(self, places: Any) -> Any:
-        """Return positions where the blocks are."""
+        """Return positions on the blocks' device."""
         if self.library is np or not isinstance(places, np.ndarray):
             return places
         return as_positions("Stitcher.add", self.library, places.tolist(), self._blocks, "blocks")
 
     def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
-        """Return the blocks times the weights of their elements: those of each block times a window's; and these."""
+        """Return the weighted blocks and their weights: the weight of each block times those of the window."""
         blocks, call = self._blocks, Call("Stitcher.add", PositionsGeometry(0, (), (), ()), dtype)
         weights = weights_of_blocks(call, self.library, weights, blocks)
         with np.errstate(all="ignore"):  # as in sums
@@ -80,12 +80,12 @@ class Backend:
             return weighed(self.library, blocks.astype(dtype), each), each
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
-        """Add blocks to sums, and their weights to sums of their own."""
+        """Add blocks to `out`, and their weights to `weight_out`."""
         call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
         run(call, self.library, blocks, out, weights, places, weight_out)
 
     def average(self, sums: Any, weight: Any) -> Any:
-        """Return sums divided by weights, if any, in an array of its own."""
+        """Return sums divided by weights, if any, as a new array."""
         return sums.copy() if weight is None else average(sums, weight)
 
 
@@ -126,7 +126,7 @@ class TorchBackend(Backend):
 
     def to_device(self, places: Any) -> Any:
         if isinstance(places, np.ndarray):
-            return self.library.from_numpy(places.copy()).to(self.place)  # which gradients need later
+            return self.library.from_numpy(places.copy()).to(self.place)  # a copy, which gradients need later
         return places
 
     def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
@@ -144,13 +144,13 @@ class TorchBackend(Backend):
     def average(self, sums: Any, weight: Any) -> Any:
         if weight is None:
             return sums.clone()
-        if sums.requires_grad or weight.requires_grad:  # what a gradient needs later must not change meanwhile
+        if sums.requires_grad or weight.requires_grad:  # gradients need the values of now
             sums, weight = sums.clone(), weight.clone()
         return self._ours.average(sums, weight)
 
 
 class JaxBackend(Backend):
-    """Arrays of JAX on the CPU: they are read where they lie, and what they are added to is NumPy's."""
+    """JAX arrays on the CPU, read without a copy; their sums are NumPy arrays."""
 
     def __init__(self, blocks: Any) -> None:
         super().__init__(_of_jax("blocks", blocks))
@@ -188,7 +188,7 @@ def _is_tensor(array: Any) -> bool:
 
 
 def _of_jax(name: str, array: Any) -> Any:
-    """Return an array of JAX, on the CPU and not traced, as NumPy's in the same memory; others as they are."""
+    """Return a JAX array as a NumPy view; raise if it is traced or on a GPU. Other arrays are returned unchanged."""
     if not _is_of_jax(array):
         return array
     if isinstance(array, sys.modules["jax"].core.Tracer):
@@ -199,7 +199,7 @@ def _of_jax(name: str, array: Any) -> Any:
 
 
 def backend_of(blocks: Any, kind: str = "") -> Backend:
-    """Return the backend of a batch, or of its sums where the kind of the batch is given."""
+    """Return the backend of a batch of blocks, or of its sums if the batch's `kind` is given."""
     if kind == JAX or _is_of_jax(blocks):
         backend: Backend = JaxBackend(blocks)
     else:
@@ -209,7 +209,7 @@ def backend_of(blocks: Any, kind: str = "") -> Backend:
 
 
 def copy_of_window(where: str, window: Any) -> Any:
-    """Return a copy of a window that has the right shapes, so that nobody changes it; tensors keep their gradients."""
+    """Return a copy of a checked window, which later changes do not affect; tensors keep their gradients."""
     if is_separable(window):
         return tuple([_copy(where, f"window[{axis}]", weights) for axis, weights in enumerate(window)])
     return _copy(where, "window", window)
@@ -218,14 +218,14 @@ def copy_of_window(where: str, window: Any) -> Any:
 def _copy(where: str, name: str, weights: Any) -> Any:
     if _is_tensor(weights):
         return weights.clone()
-    if _is_of_jax(weights):  # which nobody can change
+    if _is_of_jax(weights):  # immutable
         return weights
     with device_of(library_of(where, name, weights), weights):
         return weights.copy()
 
 
 def _on_host(given: Any) -> Any:
-    """Return positions as int64 in the memory of the host."""
+    """Return positions as int64 in host memory."""
     if hasattr(given, "dtype") and not isinstance(given, np.ndarray):
         raise TypeError(
             "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a sequence, "
@@ -235,5 +235,5 @@ def _on_host(given: Any) -> Any:
 
 
 def _as_window(weights: tuple[Any, ...] | None, places: Any) -> Any:
-    """Return weights as a call takes them: one array per axis, or one of all."""
+    """Return weights as calls take them: one array per axis, or one for the block."""
     return weights if weights is None or len(weights) == places.shape[1] else weights[0]

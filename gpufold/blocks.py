@@ -50,7 +50,7 @@ def array_to_blocks(
     strides : int or sequence of int
         Elements between adjacent blocks, at least 1. An int means the same on every axis.
     window, out, chunks, variant
-        As in `col2im`. What a window weighs must be floats or complex numbers.
+        As in `col2im`. With a window, `array` must have floats or complex numbers.
     last : str
         How to place the last block if strides do not divide the axis. "drop" omits a block that does not fit, and the
         elements there. "over" adds a block that extends beyond the end, filled according to `mode`. Use `take_blocks`

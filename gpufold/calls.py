@@ -1,7 +1,7 @@
-"""What a call is, checked and described: data that the planner, both wings, dask and the bench take.
+"""A call, checked and described as data, for planning, the CPU and GPU backends, dask and the benchmark.
 
-The function of this module that has a public function's name turns its arguments into a `Call`. Nothing here looks at
-memory: an array may be anything with a shape and a dtype.
+Each function with the name of a public function turns its arguments into a `Call`. It reads only shapes and dtypes, so
+an array may be any object that has them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Unsupported(ValueError):
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
 Average: TypeAlias = Literal["mean", "least_squares"]
 REDUCTIONS = get_args(Reduction)
-"""What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
+"""How taps that land on the same pixel combine, see `gpufold.col2im`."""
 
 Variant: TypeAlias = Literal[
     "auto",
@@ -61,32 +61,32 @@ Variant: TypeAlias = Literal[
     "taps",
     "words",
 ]
-"""The kernels of all operations, to type checkers; `gpufold.variants` lists those of one."""
+"""The kernels of all operations, for type checkers; `gpufold.variants` lists those of one operation."""
 
 Mode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 MODES = get_args(Mode)
-"""What the elements of a block are that lie outside of the array: as in `numpy.pad`, whose constant is zero."""
+"""Values of a block's elements outside the array, as in `numpy.pad`; the constant is zero."""
 
 
 class Fusion(NamedTuple):
-    """What happens to elements on their way, besides being added or moved."""
+    """Arithmetic that is fused into an operation."""
 
     reduction: str = "sum"
     window: str = "none"
     accumulate: bool = False
-    """Whether the result is added to what is in the output already."""
+    """Whether the result is added to the previous values of the output."""
     window_axes: int = 0
-    """The last axes, for which a separable window has weights; those before have one tap. 0 stands for all axes."""
+    """How many of the last axes have weights in a separable window; earlier axes have one tap. 0 means all axes."""
     mode: str = "constant"
     """One of `MODES`, for blocks that reach beyond the array."""
     weight_out: bool = False
-    """Whether the window, or one, is added at the positions of blocks to an array of its own."""
+    """Whether the weights of the blocks, or ones, are added to a second array in the same pass."""
 
 
 PLAIN = Fusion()
 
 SUMS = ("col2im", "blocks_to_array", "add_blocks")
-"""The operations that add: of integers too they make averages, in floats."""
+"""The operations that sum. They also average integers, as floats."""
 
 OperationName: TypeAlias = Literal[
     "col2im",
@@ -101,23 +101,23 @@ OperationName: TypeAlias = Literal[
 ]
 
 TAKING = ("im2col", "array_to_blocks", "take_blocks", "space_to_batch")
-"""The operations whose results are blocks: their windows weigh what comes out."""
+"""The operations that extract blocks. Their windows multiply the result."""
 
 
 class Call(NamedTuple):
-    """A call of a public function, all but its arrays: equal calls run the same code on arrays of the same layout."""
+    """A call of a public function without its arrays. Equal calls run the same code on arrays of the same layout."""
 
     operation: str
     geometry: Geometry
     dtype: str
-    """NumPy's name for the dtype of the result, of which the data are too unless `source` says otherwise."""
+    """NumPy's name for the dtype of the result, and of the data unless `source` is set."""
     fusion: Fusion = PLAIN
     variant: str = "auto"
     deterministic: bool = True
     source: str = ""
-    """The dtype of the data where it is narrower than the result's: elements are converted before they are summed."""
+    """The dtype of the data if it is narrower than the result's; elements are converted before they are summed."""
     filled: bool = True
-    """Whether an average is known to cover all, or filled: false until the symbols that its sizes are have values."""
+    """Whether an average is known to leave no gap or to fill it; false while its sizes are symbols without values."""
 
     @property
     def data_shape(self) -> Size:
@@ -130,7 +130,7 @@ class Call(NamedTuple):
         return self.geometry.blocks_shape if self.operation in TAKING else self.geometry.array_shape
 
     def covering(self, fill: object) -> Call:
-        """Raise where an average leaves elements that no block covers, unless what they are was given; else itself."""
+        """Return this call; raise if an average leaves elements uncovered and no fill value is given."""
         if fill is not None:
             check_fill_value(self.operation, fill, self.dtype, self.fusion.accumulate)
         elif self.fusion.reduction != "sum" and not self.fusion.accumulate:
@@ -139,24 +139,24 @@ class Call(NamedTuple):
 
     @property
     def extended(self) -> tuple[Call, list[tuple[int, int]]]:
-        """The same call of blocks on an array that goes on as far as they reach, and by how much at its ends."""
+        """The same call on an array padded as far as its blocks reach, and the padding of each axis."""
         assert isinstance(self.geometry, BlocksGeometry)
         margins = [(axis.pad_begin, axis.pad_end) for axis in self.geometry.axes]
         return self._replace(geometry=self.geometry.extended, fusion=self.fusion._replace(mode="constant")), margins
 
     @property
     def element(self) -> ElementType:
-        """What the dtype is in the kernels; strings, which only the NumPy path moves, have none."""
+        """The dtype in the kernels. Strings have none: only the NumPy path moves them."""
         return ELEMENT_TYPES[self.dtype]
 
     @property
     def source_element(self) -> ElementType:
-        """What the dtype of the data is in the kernels."""
+        """The dtype of the data in the kernels."""
         return ELEMENT_TYPES[self.source or self.dtype]
 
     @property
     def source_scalar(self) -> str:
-        """The C++ type of the data: of integers that become wider the one with their sign."""
+        """The C++ type of the data; signed if integers are widened."""
         scalar = self.source_element.scalar
         return scalar.replace("unsigned ", "signed ") if self.source[:3] == "int" else scalar
 
@@ -253,7 +253,7 @@ def add_blocks(
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Call:
-    """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
+    """Describe a call of `gpufold.add_blocks`; `positions` must be an array."""
     sums = None if weight_out is None else (weight_out.shape, weight_out.dtype)
     call = _addition((array.shape, array.dtype), (blocks.shape, blocks.dtype), positions.shape, kind_of(window), sums)
     return _chosen(call, variant, deterministic)
@@ -288,7 +288,7 @@ def _addition(
 
 
 def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
-    """Raise unless the weights of blocks that are summed in a dtype can be added to sums of the given one."""
+    """Raise unless weights of blocks that are summed in `dtype` can be added to an array of dtype `given`."""
     wanted = ELEMENT_TYPES[dtype].weight
     if not wanted:
         raise TypeError(
@@ -308,7 +308,7 @@ def take_blocks(
     mode: object = "constant",
     variant: str = "auto",
 ) -> Call:
-    """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
+    """Describe a call of `gpufold.take_blocks`; `positions` must be an array."""
     dtype, fusion = checked("take_blocks", "array", array.dtype, kind_of(window))
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
     mode = check_mode("take_blocks", geometry, mode)
@@ -320,7 +320,7 @@ def take_blocks(
 
 
 def check_mode(operation: str, geometry: Any, mode: object) -> str:
-    """Return a mode in which blocks can be taken, or raise."""
+    """Return the checked mode, or raise."""
     mode = word(operation, "mode", mode, MODES)
     if mode != "constant" and 0 in geometry.size and 0 not in geometry.blocks_shape:
         raise ValueError(
@@ -330,7 +330,7 @@ def check_mode(operation: str, geometry: Any, mode: object) -> str:
 
 
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
-    """Describe a call of `gpufold.average`, whose weights are what a window's are to other calls."""
+    """Describe a call of `gpufold.average`; its weights are treated as a window."""
     call = _division(numerator.shape, numerator.dtype, weight.shape)
     return _chosen(call, variant)
 
@@ -367,7 +367,7 @@ def space_to_batch(
 
 
 def _chosen(call: Call, variant: Any, deterministic: Any = True) -> Call:
-    """Return a call with the options that choose its kernel, where these are of their types."""
+    """Return a call with the options that choose its kernel; raise if an option has the wrong type."""
     if type(variant) is str and variant == "auto" and deterministic is True:
         return call
     operation = call.operation
@@ -378,15 +378,15 @@ def _chosen(call: Call, variant: Any, deterministic: Any = True) -> Call:
 
 
 def summed_in(call: Call, name: str, must: str) -> Call:
-    """Return a call with its sums in the named dtype, that of the data or the wider one; raise what it `must` be."""
+    """Return a call with sums in the named dtype, the data's or a wider one; else raise, saying what it `must` be."""
     check_sums(call.operation, call.dtype, name, must)
     return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
 
 
 def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
-    """Return a call with its sums in the dtype that was given, or in the one of averages where it has any.
+    """Return a call with sums in the given dtype; averages and weighted sums default to `average_dtype`.
 
-    Raise where an average leaves elements that no block covers, unless they are filled.
+    Raise if an average leaves elements uncovered and does not fill them.
     """
     if dtype is None and fill_value is None and call.fusion is PLAIN:
         return call
@@ -406,7 +406,7 @@ def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
 def checked(
     operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
-    """Check the dtype of the argument named `data` and what is fused, a kind of window too, and return both."""
+    """Check the dtype of the argument named `data` and the fused arithmetic; return the dtype's name and a `Fusion`."""
     if type(reduction) is not str:
         reduction = word(operation, "reduction", reduction, REDUCTIONS)
     return _checked(operation, data, dtype, window, reduction, flag(operation, "accumulate", accumulate))

@@ -1,4 +1,4 @@
-"""Computes a described call on its arrays: checks what is left to check, then hands over to the CPU or the GPU."""
+"""Compute a described call on its arrays: the remaining checks, then the CPU or GPU backend."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def compute(
     window: Any = None,
     positions: Any = None,
 ) -> ArrayT:
-    """Compute a call on its first array, into `out` or a new array; positions, where there are any, are int64.
+    """Compute a call on its data, into `out` or a new array; positions, if any, are int64.
 
-    Nothing is written before everything is checked.
+    Nothing is written before all checks have passed.
     """
     weights = prepare(call, library, data, out, window, positions)
     result: Any = new_result(call, library, data, call.result_shape) if out is None else out
@@ -43,9 +43,9 @@ def prepare(
     positions: Any = None,
     weight_out: Any = None,
 ) -> tuple[Any, ...] | None:
-    """Check what is left to check of a call and its arrays, and return the weights of its window.
+    """Check a call's variant, dtype, window and outputs against its arrays, and return the weights of its window.
 
-    What weights are added to, where it is given, has the shape and dtype that the call says.
+    The shape and dtype of `weight_out` were checked when the call was described.
     """
     if call.dtype not in ELEMENT_TYPES:
         _check_no_sums(call, data)
@@ -68,7 +68,7 @@ def prepare(
 
 
 def _check_no_sums(call: Call, data: Any) -> None:
-    """Raise where strings would have to be added."""
+    """Raise if strings would be added."""
     sums = call.operation in ("col2im", "blocks_to_array")
     if sums and isinstance(call.geometry, SlidingGeometry | BlocksGeometry) and call.geometry.blocks_overlap:
         raise TypeError(
@@ -86,7 +86,7 @@ def run(
     positions: Any = None,
     weight_out: Any = None,
 ) -> None:
-    """Compute into a result that was checked, on the CPU or the GPU, where it has any element."""
+    """Compute a checked call into `result`, on the CPU or the GPU; do nothing if there are no elements."""
     if result.size == 0 or (call.fusion.accumulate and data.size == 0):
         return
     if library is np:
@@ -98,7 +98,7 @@ def run(
 
 @cache
 def launcher() -> ModuleType:
-    """Return the module that launches kernels, which imports CuPy: an import at each call takes two microseconds."""
+    """Return the module that launches kernels and imports CuPy; cached, because each import takes two microseconds."""
     from gpufold.gpu import launch
 
     return launch

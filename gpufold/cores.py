@@ -1,4 +1,4 @@
-"""How many cores a process has: what it is told to use, may run on, and is granted time for."""
+"""How many cores a process may use: by its settings, its affinity mask and its control groups."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 
 def default() -> int:
-    """Return how many threads a call uses where nothing was set."""
+    """Return how many threads a call uses by default."""
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         return 1
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list says it level by level
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one value per nesting level
     wanted = wanted.strip().lstrip("0")
     if wanted.isdecimal():
-        return int(wanted[:9])  # Python reads no number of thousands of digits
+        return int(wanted[:9])  # int() refuses thousands of digits
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, cores_granted()))
 
 
 def cache_bytes(caches: str = "/sys/devices/system/cpu/cpu0/cache") -> int:
-    """Return the size of the second-level cache, a core's own; a mebibyte where Linux does not say it."""
+    """Return the size of a core's L2 cache in bytes; 1 MiB if Linux does not report it."""
     with suppress(OSError, ValueError):
         for cache in Path(caches).glob("index*"):
             if (cache / "level").read_text().strip() == "2":
@@ -34,7 +34,7 @@ def cache_bytes(caches: str = "/sys/devices/system/cpu/cpu0/cache") -> int:
 
 @cache
 def cores_granted(groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """Return for how many cores Linux's control groups grant this process time: none of them may grant less."""
+    """Return how many cores' time Linux's control groups grant this process: the least that any of them grants."""
     granted = sys.maxsize
     with suppress(OSError):
         for line in Path(own).read_text(errors="replace").splitlines():
@@ -51,7 +51,7 @@ def cores_granted(groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup"
 
 
 def _quota(group: Path) -> tuple[int, int]:
-    """Return how long, in each period, the processes of a control group may run; zeros where nothing limits them."""
+    """Return the CPU quota and period of a control group in microseconds; zeros if it has no limit."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with suppress(OSError, ValueError):
             quota, period = " ".join([(group / name).read_text() for name in names]).split()

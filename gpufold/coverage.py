@@ -1,4 +1,4 @@
-"""Elements that no block covers: an average that would leave some raises, or fills them with what its caller named."""
+"""Elements that no block covers: an average raises, or fills them with the caller's value."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpufold.given import check_number
 
 
 def check_fill_value(operation: str, fill: object, dtype: str, accumulate: bool) -> None:
-    """Raise unless a number is given for the elements of a new result that no block covers."""
+    """Raise unless `fill` is a number of the dtype, for the uncovered elements of a new result."""
     check_number(operation, "fill_value", fill, dtype)
     if accumulate:
         raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
 
 
 def check_covered(operation: str, geometry: Any, reduction: str) -> None:
-    """Raise where an average leaves elements of its array that no sliding block covers."""
+    """Raise if sliding blocks leave elements of an average's array uncovered."""
     if not geometry.covers_all and 0 not in geometry.array_shape:
         number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
         lead = len(geometry.lead)
@@ -35,7 +35,7 @@ def check_covered(operation: str, geometry: Any, reduction: str) -> None:
 
 
 def filled(geometry: object, result: Any, fill_value: complex | None) -> Any:
-    """Return a result, of any library, with a value where no block covers it, which is zero already."""
+    """Return a result, of any library, with a value in its uncovered elements, which are zero so far."""
     if fill_value is None or fill_value == 0:
         return result
     assert isinstance(geometry, BlocksGeometry | SlidingGeometry)
@@ -46,7 +46,7 @@ def filled(geometry: object, result: Any, fill_value: complex | None) -> Any:
 
 
 def put(result: Any, where: Any, fill_value: complex) -> Any:
-    """Return a result, of any library, with a value at some of its places; where it can change, it is changed."""
+    """Return an array, of any library, with a value at an index; mutable arrays are changed in place."""
     if hasattr(result, "at"):
         return result.at[where].set(fill_value)
     result[where] = fill_value

@@ -1,4 +1,4 @@
-"""One door for arrays of every kind: a function hands a call to the front that the package of its first array has."""
+"""Dispatch of public functions by array type: each submodule serves the arrays of one library."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpufold import extras
 from gpufold.names import WHOSE, misfit, rewritten, unknown_keyword
 
 FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
-"""The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
+"""The submodule that serves the arrays of a package. NumPy and CuPy are served by gpufold itself."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def dispatched(function: FunctionT) -> FunctionT:
-    """Return a function that takes arrays of every kind by its own name; NumPy's and CuPy's it computes itself.
+    """Return a function that passes arrays of other libraries to the submodule's function of the same name.
 
-    A type's package decides, so that nothing is imported that is not loaded. Arguments that a kind of array has no use
-    for may be given by their defaults, as code for every kind does, and are refused otherwise.
+    The package of the array's type decides, so no library is imported. Arguments that a library does not support are
+    accepted at their defaults, so the same code works for every library; other values are refused.
     """
     name, parameters = function.__name__, signature(function).parameters
     first, defaults = next(iter(parameters)), {each.name: each.default for each in parameters.values()}
@@ -68,7 +68,7 @@ def dispatched(function: FunctionT) -> FunctionT:
 
 
 class Like:
-    """What a front's function takes: as a function of gpufold, but what arrays of its kind have no use for."""
+    """The signature of a submodule's function: gpufold's, without the arguments that its arrays do not support."""
 
     def __init__(self, function: Callable[..., Any], kind: str) -> None:
         self._function, shown = function, signature(function)
@@ -78,11 +78,11 @@ class Like:
         self.places = [each.name for each in kept if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
     def refused(self) -> TypeError:
-        """Return what to raise where something else was given."""
+        """Return the error for arguments that do not fit."""
         return TypeError(f"{self._function.__name__} takes {', '.join(self.shown.parameters)}")
 
     def dress(self, front: Callable[..., Any], said: str) -> None:
-        """Set the name, signature and formula of a front's function, around its docstring and what is `said`."""
+        """Set a submodule function's name and signature, and add the summary, formula and `said` to its docstring."""
         summary, formula, *_ = (getdoc(self._function) or "").split("\n\n")
         name = front.__name__ = front.__qualname__ = self._function.__name__
         parts = [summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)]
@@ -91,14 +91,14 @@ class Like:
 
 
 def linked(function: FunctionT) -> FunctionT:
-    """Return a front's function, its docstring with a link to the one of gpufold that has the same name."""
+    """Add a link to gpufold's function of the same name to the docstring of a submodule's function."""
     name, said = function.__name__, cleandoc(function.__doc__ or "")
     function.__doc__ = f"{said}\n\nSee Also\n--------\ngpufold.{name} : Parameters, return value and errors.\n"
     return function
 
 
 def front_of(kind: type) -> str:
-    """Load the submodule for an array's type, by its package or that of a base, and return its name if there is one."""
+    """Load the submodule for an array type, by the package of the type or a base; return its name, "" if none."""
     for base in kind.__mro__:
         package = str(base.__module__).partition(".")[0]
         if package in FRONTS:
@@ -106,4 +106,4 @@ def front_of(kind: type) -> str:
     return ""
 
 
-front_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch's compiler calls it, tracing no import
+front_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it, tracing no import

@@ -1,4 +1,4 @@
-"""The dtypes: what each is in the kernels, and in which type it is summed and weighed on both wings."""
+"""The supported dtypes: their types in the kernels, and the types of their sums and weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ElementType:
     accumulator: str
     itemsize: int
     exact: bool
-    """Additions give the same bits in any order."""
+    """Whether additions give the same bits in any order."""
     weight: str = ""
-    """The dtype of a window's weights and of divisors; empty where there is neither: integers and bool."""
+    """The dtype of weights and divisors; empty for integers and bool, which have none."""
 
     @property
     def weight_type(self) -> str:
@@ -65,7 +65,7 @@ ELEMENT_TYPES = {
 
 
 def _holds(wide: str, narrow: str) -> bool:
-    """Return whether sums may be kept in a dtype of elements of another, which it holds as NumPy's casting says."""
+    """Return whether elements of a narrow dtype may be summed in a wide one: a safe cast in NumPy."""
     if wide == narrow or wide in ("float16", "bfloat16", "bool"):
         return False
     if narrow == "bfloat16":
@@ -74,13 +74,13 @@ def _holds(wide: str, narrow: str) -> bool:
 
 
 WIDER = {narrow: tuple([wide for wide in ELEMENT_TYPES if _holds(wide, narrow)]) for narrow in ELEMENT_TYPES}
-"""The dtypes in which elements may be summed and kept besides their own."""
+"""The dtypes in which elements of each dtype may be summed, besides their own."""
 
 
 def average_dtype(name: str) -> str:
-    """Return the dtype in which elements are averaged or weighted where none is given.
+    """Return the default dtype of averages and weighted sums.
 
-    Integers and bool of 16 bits or less are exact in float32, in which weights are then too; others take float64.
+    float32 represents bool and integers of up to 16 bits exactly; wider integers use float64.
 
     >>> average_dtype("uint16"), average_dtype("int32"), average_dtype("float16")
     ('float32', 'float64', 'float16')
@@ -90,16 +90,16 @@ def average_dtype(name: str) -> str:
 
 
 def stitched_dtype(name: str, averaged: bool) -> str:
-    """Return the dtype in which tiles are summed that come in batches."""
+    """Return the dtype in which a `Stitcher` sums tiles."""
     return "float32" if ELEMENT_TYPES[name].is_half else average_dtype(name) if averaged else name
 
 
 name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype.name))
-"""Return a dtype's name; NumPy makes it anew, in Python, at each access."""
+"""Return a dtype's name, cached: NumPy builds it in Python at each access."""
 
 
 def dtype_name(given: Any) -> str:
-    """Return the name of what a caller gives as a dtype; where it is none, or of foreign byte order, what it reads as.
+    """Return the name of a given dtype, or what messages show if it is invalid or has foreign byte order.
 
     >>> dtype_name(float), dtype_name(">f4"), dtype_name("wide")
     ('float64', '>f4', "'wide'")
@@ -124,7 +124,7 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: bool = False) -> None:
-    """Raise unless there are sums of a dtype; or, where strings may be moved, unless it is one of strings."""
+    """Raise unless a dtype can be summed or, if `strings`, holds strings."""
     known = (dtype if isinstance(dtype, str) else name_of(dtype)) in ELEMENT_TYPES
     if not known and not (strings and not isinstance(dtype, str) and is_string(dtype)):
         raise TypeError(
@@ -134,30 +134,30 @@ def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: 
 
 
 MANY_HALVES = 1 << 12
-"""From which these are widened by operations on whole arrays."""
+"""Number of float16 elements from which `widened` is used."""
 
 TINY = np.array([2.0**-149], np.float32)
 """The smallest subnormal number, which a thread's mode may flush to zero."""
 
 
 def is_narrow(elements: npt.NDArray[Any], sums: npt.NDArray[Any]) -> bool:
-    """Return whether elements are halves, and more than a few, that are summed in float32."""
+    """Return whether elements are many float16 values that are summed in float32."""
     return elements.dtype == np.float16 and sums.dtype == np.float32 and elements.size >= MANY_HALVES
 
 
 def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return halves as float32, in a third of NumPy's time where all are finite: their bits, scaled."""
+    """Convert float16 to float32 by scaling bits; in a third of NumPy's time if all are finite."""
     bits = halves.view(np.int16).astype(np.int32)
     bits <<= 13
     bits &= ~(7 << 28 | (1 << 13) - 1)
     floats: npt.NDArray[Any] = bits.view(np.float32)
     floats *= np.float32(2.0**112)
     finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
-    return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # or where the caller has these flushed
+    return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # also if the thread flushes denormals
 
 
 def check_sums(operation: str, dtype: str, name: str, must: str) -> None:
-    """Raise what it `must` be unless data of a dtype are summed in the named one."""
+    """Raise, saying what it `must` be, unless data of a dtype can be summed in the named one."""
     wider = WIDER.get(dtype, ())
     if name != dtype and name not in wider:
         raise TypeError(f"{operation}: {must} {' or '.join((dtype, *wider))}, got {name}")

@@ -1,4 +1,4 @@
-"""What a call on the GPU would run: to be read, or compiled ahead."""
+"""Inspect and pre-compile the kernel of a call: `explain` and `warmup`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpufold.windows import as_weights
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The plan that a call would run, and what became of every other variant."""
+    """The plan of a call, and why the other variants were not taken."""
 
     plan: Plan
     alternatives: dict[str, str]
@@ -37,9 +37,9 @@ class Explanation:
     measured: Mapping[str, float]
     """Seconds on that GPU of the kernels that can serve the call, this plan's first; empty if none was measured."""
     rule: Plan
-    """What would be taken without a measurement."""
+    """The plan that heuristics choose, without measurements."""
     unwritten: str = ""
-    """Why measurements are kept in memory alone; empty if a file has them."""
+    """Why measurements could not be written to a file; empty if they could."""
 
     def __str__(self) -> str:
         plan = self.plan
@@ -193,7 +193,7 @@ def warmup(
 
 
 def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Call a function on arrays that are described, its kernels being measured."""
+    """Run a described call on GPU arrays, measuring its kernels."""
     import gpufold
 
     names = OPERATIONS[operation].arrays
@@ -212,7 +212,7 @@ def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dic
 
 
 def _on_gpu(array: Any) -> Any:
-    """Return a CuPy array: itself, a copy of NumPy's, zeros of a description, or each of a window's."""
+    """Return a CuPy array itself, a copy of a NumPy array, zeros for (shape, dtype), or a list of a window's arrays."""
     cupy = sys.modules["cupy"]
     if isinstance(array, np.ndarray):
         return cupy.asarray(array)
@@ -224,7 +224,7 @@ def _on_gpu(array: Any) -> Any:
 
 
 class Described(NamedTuple):
-    """An array that is only described: what a call asks of one before it computes."""
+    """The properties of an array that describing a call needs."""
 
     shape: Size
     dtype: np.dtype[Any]
@@ -239,7 +239,7 @@ class Described(NamedTuple):
 def _described(
     asked: str, operation: str | Callable[..., Any], data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Call, Operand, Operand, Operand | None]:
-    """Check a call that is only described; return it with its input, output and sums of weights as kernels see them."""
+    """Check a call on described arrays; return it with its input, output and weight_out as kernels see them."""
     name = getattr(operation, "__name__", operation)
     name = word(
         asked, "operation", "add_blocks" if isinstance(name, str) and name == "add_blocks_" else name, tuple(OPERATIONS)

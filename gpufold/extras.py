@@ -1,4 +1,4 @@
-"""The submodules that load on first use, and what is raised where the packages of an extra are missing."""
+"""Submodules that load on first use, and the errors for missing packages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from types import ModuleType
 
 SUBMODULES: dict[str, tuple[str, ...]] = {"dask": ("dask",), "jax": ("jax",), "onnx": (), "torch": ("torch",)}
-"""Each submodule that loads on first use, with the packages that it cannot load without."""
+"""The packages that each submodule needs to load."""
 
 
 def missing(name: str, package: str, extra: str) -> ImportError:
-    """Return what to raise where a name of gpufold needs a package that cannot be imported."""
+    """Return the error for a name of gpufold that needs a missing package."""
     other = " (cuda12 with a driver for CUDA 12)" if extra == "cuda13" else ""
     return ImportError(
         f'{name} needs the package {package}: pip install "gpufold[{extra}]", or in a checkout '
@@ -22,15 +22,15 @@ def missing(name: str, package: str, extra: str) -> ImportError:
 
 
 def outdated(name: str, package: str, found: str, least: str) -> ImportError:
-    """Return what to raise where a name of gpufold needs a newer version of a package."""
+    """Return the error for a name of gpufold that needs a newer version of a package."""
     return ImportError(f"{name} needs {package} {least} or newer, got {found}: upgrade it", name=package)
 
 
 def load(name: str) -> ModuleType:
     """Return a submodule, loaded on first use.
 
-    Raise AttributeError for any other name, which `hasattr` and a default of `getattr` understand, and ImportError for
-    a submodule whose packages are missing: it is not unknown, and what to install must not be hidden.
+    Other names raise AttributeError, as `hasattr` and `getattr` expect. A submodule whose packages are missing raises
+    ImportError, which says what to install.
     """
     if name not in SUBMODULES:
         raise AttributeError(f"module 'gpufold' has no attribute {name!r}")
@@ -38,7 +38,7 @@ def load(name: str) -> ModuleType:
 
 
 def loadable() -> list[str]:
-    """Return the submodules whose packages are installed, of which nothing is imported."""
+    """Return the submodules whose packages are installed, without importing them."""
     return [name for name, packages in SUBMODULES.items() if all(_is_installed(package) for package in packages)]
 
 

@@ -1,4 +1,4 @@
-"""What callers give besides arrays and sizes: words, flags and kinds of windows; how messages show what was given."""
+"""Checks of options that are neither arrays nor sizes, and how messages show what was given."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 NUMBERS, COMPLEX = (int, float, Number, np.number, np.bool_), (complex, np.complexfloating)
-"""The types of numbers, those that are found soonest first."""
+"""Types of numbers, the fastest to check first; types of complex numbers."""
 
 BEYOND_DOUBLES = 1 << 1023
-"""Integers from which on none is converted to a float."""
+"""Integers of this magnitude or more are refused as floats."""
 
 WINDOWS = ("none", "separable", "full")
-"""No window, one of an array of weights per axis, or one of a weight per tap of a block."""
+"""Kinds of windows: none, an array of weights per axis, or a weight per element of a block."""
 
 _repr = Repr()
 _repr.maxlevel = 3
@@ -27,7 +27,7 @@ _repr.maxstring = _repr.maxlong = _repr.maxother = 120
 
 
 def shown(value: object) -> str:
-    """Return what a message says was given, however large it is, and whatever its own `repr` raises.
+    """Return a value as messages show it, shortened, even if its `repr` raises.
 
     >>> shown((2, "3")), shown([0] * 10**6).count("0")
     ("(2, '3')", 20)
@@ -45,7 +45,7 @@ def type_name(value: object) -> str:
 
 
 def check_kind(operation: str, name: str, array: object, kind: type, named: str, convert: str) -> None:
-    """Raise unless an array is of a kind, which is named, with the function that converts it."""
+    """Raise unless an array is of a type; messages show its name and the function that converts to it."""
     if not isinstance(array, kind):
         raise TypeError(
             f"{operation}: {name} must be a {named}, got {type_name(array)}; convert it with {convert}({name})"
@@ -55,8 +55,8 @@ def check_kind(operation: str, name: str, array: object, kind: type, named: str,
 def word(operation: str, name: str, given: Any, known: Sequence[str]) -> str:
     """Return an option that is one of several words, as a plain str, or raise.
 
-    Anything that equals a word without being a str, such as an array of one, is a TypeError; members of an enumeration
-    of strings are words.
+    Members of an enumeration of strings are accepted. An object that equals a word without being a str, such as an
+    array, raises TypeError.
 
     >>> word("col2im", "reduction", np.str_("mean"), ("sum", "mean"))
     'mean'
@@ -74,7 +74,7 @@ def word(operation: str, name: str, given: Any, known: Sequence[str]) -> str:
 
 
 def flag(operation: str, name: str, given: Any) -> bool:
-    """Return an option that is True or False, NumPy's own too, or raise: 1 and 0 are numbers, and "no" is true.
+    """Return an option that is True or False, of Python or NumPy, or raise; other truth values are refused.
 
     >>> flag("col2im", "accumulate", np.True_)
     True
@@ -87,7 +87,7 @@ def flag(operation: str, name: str, given: Any) -> bool:
 
 
 def check_number(operation: str, name: str, given: Any, dtype: str = "complex128") -> None:
-    """Raise unless what an argument holds is a number, of Python or NumPy, that elements of a dtype can have.
+    """Raise unless an argument is a number, of Python or NumPy, that a dtype can hold.
 
     >>> check_number("col2im", "fill_value", 300, "uint8")
     Traceback (most recent call last):
@@ -122,7 +122,7 @@ def has_own_arithmetic(array: object) -> bool:
 
 
 def kind_of(window: Any) -> str:
-    """Return what a window is, one of `WINDOWS`."""
+    """Return the kind of a window, one of `WINDOWS`."""
     if window is None:
         return "none"
     if is_separable(window):

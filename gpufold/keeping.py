@@ -1,4 +1,4 @@
-"""What follows from sizes alone, kept for the next call that has them: so many bytes in all, whatever the sizes."""
+"""A cache for results that depend on sizes alone, limited in bytes over all functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 _Made = TypeVar("_Made")
 
 KEPT_BYTES = 5 << 20
-"""Of all results that are kept; one that takes a quarter of them is made anew each time."""
+"""Limit of all cached results together; a result of more than a quarter of it is not cached."""
 
 _OBJECT_BYTES = 64
-"""Of a tuple, or of a slice: most of them have others in them, and are in others."""
+"""Estimated size of a tuple or a slice, and of each element of a tuple."""
 
 _PLAIN = (int, slice, type(None))
 
@@ -21,7 +21,7 @@ _bytes = 0
 
 
 def kept(function: Callable[..., _Made]) -> Callable[..., _Made]:
-    """Keep the results of a function, which are no None, by its arguments; once all take too much, none is left."""
+    """Cache a function's results, which are never None, by its arguments; at the limit, all results are dropped."""
     results: dict[tuple[Any, ...], _Made] = {}
     _results.append(results)
 
@@ -37,7 +37,7 @@ def kept(function: Callable[..., _Made]) -> Callable[..., _Made]:
 
 
 def _keep(results: dict[tuple[Any, ...], Any], arguments: tuple[Any, ...], result: Any) -> None:
-    """Keep a result. Of two threads that do at once, one may not be counted, until all are dropped."""
+    """Cache a result. If two threads do so at once, one size may not be counted until all results are dropped."""
     global _bytes
     size = _bytes_of(arguments) + _bytes_of(result)
     if 4 * size > KEPT_BYTES:
@@ -51,7 +51,7 @@ def _keep(results: dict[tuple[Any, ...], Any], arguments: tuple[Any, ...], resul
 
 
 def _bytes_of(result: Any) -> int:
-    """Return about how many bytes a result takes."""
+    """Return about how many bytes a value takes."""
     if isinstance(result, tuple):
         return _OBJECT_BYTES + sum([_OBJECT_BYTES if type(each) in _PLAIN else _bytes_of(each) for each in result])
     return int(getattr(result, "nbytes", _OBJECT_BYTES))

@@ -1,4 +1,4 @@
-"""What arguments are called in other libraries: a call that does not fit is answered with the keyword to use."""
+"""Names of arguments in other libraries: errors suggest the keyword to use here."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ ADVICE = (
     ),
     (("axis", "axes", "dim", "data_format"), "", "spatial axes are the last ones: use numpy.moveaxis before"),
 )
-"""Names in other libraries, an argument that a function has which is answered so, and the answer."""
+"""Names in other libraries, an argument that the function must have for this advice, and the advice."""
 
 MARGINS = {
     "batch_to_space": ("crops", ("crops", "crop")),
     "space_to_batch": ("pads", ("paddings", "padding", "pads", "pad")),
 }
-"""What margins are called here, and by TensorFlow."""
+"""Names of margins here and in TensorFlow."""
 
 WHOSE = {
     "out": "numpy.ndarray or cupy.ndarray",
     "accumulate": "numpy.ndarray or cupy.ndarray",
     "chunks": "dask.array.Array",
 }
-"""The arguments that not every kind of array has, and whose they are."""
+"""Arguments that only some libraries support, and the arrays that they are for."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def answers(function: FunctionT) -> FunctionT:
-    """Return a function that answers a keyword that it does not have, and an argument too many."""
+    """Return a function whose errors for unknown keywords and surplus arguments suggest what to use."""
     name = function.__qualname__.removesuffix(".__init__")
     name = f"onnx.{name}" if function.__module__ == "gpufold.onnx" else name
 
@@ -100,7 +100,7 @@ def answers(function: FunctionT) -> FunctionT:
 
 @contextmanager
 def speaking_for(name: str, *others: str) -> Iterator[None]:
-    """Raise the errors of functions that a function calls under its own name.
+    """Raise errors of the inner functions `others` under the name of the calling function.
 
     >>> with speaking_for("map_tiles", "take_blocks"):
     ...     raise ValueError("take_blocks: mode must be one of constant, edge, got 'zero'")
@@ -117,12 +117,12 @@ def speaking_for(name: str, *others: str) -> Iterator[None]:
 
 
 def renamed(said: str, names: Mapping[str, str]) -> str:
-    """Return a message with the names that arguments have in another function."""
+    """Return a message with names replaced."""
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), said)
 
 
 def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
-    """Return what to raise where arguments do not fit the signature of a function, or None where they do.
+    """Return the error for arguments that do not fit a function's signature, or None if they fit.
 
     >>> import gpufold
     >>> print(misfit(gpufold.grid_positions, "grid_positions", ((8, 8), 4, 2), {}))
@@ -146,7 +146,7 @@ def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named:
 
 
 def rewritten(name: str, given: Sequence[Any], named: Mapping[str, Any]) -> str:
-    """Return how to write a call that has a block and pairs of margins for the axes after the batch, as TensorFlow's.
+    """Return how to write a call in TensorFlow's form, with a block and pairs of margins that omit the batch; or "".
 
     >>> import numpy
     >>> rewritten("space_to_batch", (numpy.ones((1, 4, 5, 2)), 2), {"paddings": [[0, 0], [1, 0]]})
@@ -160,7 +160,7 @@ def rewritten(name: str, given: Sequence[Any], named: Mapping[str, Any]) -> str:
         rank, count = len(data.shape), len(pairs)  # type: ignore[union-attr, arg-type]
         block = as_integers(name, "block_shape", known["block_shape"])
         begins, ends = margins_of_pairs(pairs, rank)
-    except Exception:  # where there are none, or whatever the methods of a caller's own class raise
+    except Exception:  # arguments are missing, or methods of a caller's class raise anything
         return ""
     block = (block,) * count if isinstance(block, int) else block
     block = (1, *block, *(1,) * (rank - 1 - count)) if len(block) == count else block
@@ -170,7 +170,7 @@ def rewritten(name: str, given: Sequence[Any], named: Mapping[str, Any]) -> str:
 def unknown_keyword(
     function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None, advice: str = ""
 ) -> TypeError:
-    """Return what to raise where a function, by its public name, is given keywords that it does not have.
+    """Return the error for keywords that a function, by its public name, does not have.
 
     >>> import numpy, gpufold
     >>> print(unknown_keyword(gpufold.im2col, "im2col", ["stride"]))

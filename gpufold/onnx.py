@@ -1,6 +1,6 @@
 """Col2Im under ONNX's names: the function, and the operator for ONNX's reference evaluator.
 
-`Col2Im` needs the package onnx, which is imported when the class is first asked for.
+`Col2Im` needs the package onnx, which is imported on first access to the class.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
 NAMES = {"col2im": "onnx.col2im", "data": "input", "output_size": "image_shape", "kernel_size": "block_shape"}
 NAMES |= {"pads_begin": "begins of pads", "pads_end": "ends of pads"}
-"""What ONNX calls the arguments of col2im."""
+"""ONNX's names for the function col2im and its arguments."""
 
 
 @answers
@@ -71,7 +71,7 @@ def col2im(
 
     See Also
     --------
-    gpufold.col2im : With windows, means and any leading padding.
+    gpufold.col2im : With windows, averages and other dtypes of the result.
     """
     library_of("onnx.col2im", "input", input)
     if len(input.shape) != 3:

@@ -1,4 +1,4 @@
-"""What the operations are: a row of a table for each."""
+"""The table of operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpufold.gpu.registry import VARIANTS, check_name
 
 @dataclass(frozen=True)
 class Operation:
-    """What there is to know of an operation: a public function of the same name."""
+    """How an operation, a public function of the same name, describes and computes a call."""
 
     data: str
     """The name of the argument that holds the elements."""
@@ -23,7 +23,7 @@ class Operation:
     on_cpu: Callable[..., None]
     """Computes a call on NumPy arrays: (call, data, result, weights), then positions and weight_out if it has them."""
     arrays: tuple[str, ...] = ()
-    """The arrays that follow the first argument of a call, by the names of their arguments."""
+    """Names of the array arguments after the first one."""
 
 
 OPERATIONS = {
@@ -54,7 +54,7 @@ def variants(operation: OperationName) -> tuple[str, ...]:
 
 
 def check_variant(call: Call, on_cpu: bool, kind: str = "numpy.ndarray", moved: str = "cupy.asarray({})") -> None:
-    """Raise unless the variant is "auto", or a kernel of the operation and the arrays are a GPU's."""
+    """Raise unless the variant is "auto", or names a kernel of the operation and the arrays are on a GPU."""
     if call.variant == "auto":
         return
     check_name(call)

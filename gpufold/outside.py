@@ -1,4 +1,4 @@
-"""What lies outside of an array: `numpy.pad`'s modes by index, on arrays of any library."""
+"""Elements outside an array: `numpy.pad`'s modes as indices, for arrays of any library."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 BY_INDEX = ("reflect", "symmetric", "wrap")
-"""The modes in which blocks are taken by an index of every element, and by no kernel."""
+"""Modes without a kernel: blocks are extracted by an index of every element."""
 
 Margins: TypeAlias = Iterable[tuple[int, int]]
 """Elements before the begin and beyond the end of the last axes."""
 
 
 def period_of(extent: int, mode: str) -> int:
-    """Return after how many elements an axis repeats itself."""
+    """Return the period, in elements, of an axis that is extended in a mode."""
     return extent if mode == "wrap" else max(1, 2 * extent - 2 * (mode == "reflect"))
 
 
 def folded(library: Any, along: Any, extent: int, mode: str) -> Any:
-    """Return where integers of any size lie along an axis that repeats itself as a mode says.
+    """Return the indices of coordinates, of any size, along an axis that is extended in a mode.
 
     >>> import numpy as np
     >>> [folded(np, np.arange(-3, 6), 3, mode).tolist() for mode in ("reflect", "symmetric")]
@@ -30,7 +30,7 @@ def folded(library: Any, along: Any, extent: int, mode: str) -> Any:
 
 
 def extended(library: Any, arange: Callable[[int, int], Any], array: Any, margins: Margins, mode: str) -> Any:
-    """Return an array that goes on beyond both ends of its last axes, as every mode but "constant" says.
+    """Return an array padded at both ends of its last axes, in any mode but "constant".
 
     >>> import numpy as np
     >>> [extended(np, np.arange, np.arange(3), [(1, 2)], mode).tolist() for mode in ("edge", "reflect", "wrap")]
@@ -57,12 +57,12 @@ def taken(
     block: Sequence[int],
     mode: str,
 ) -> Any:
-    """Return blocks (P, *lead, *block) of an array that goes on beyond its ends, weighted as `to_blocks` does."""
+    """Return blocks (P, *lead, *block) of an array that is extended in a mode, weighted as `to_blocks` does."""
     rank = len(block)
     lead = array.ndim - rank
     index = []
     for axis, (extent, side) in enumerate(zip(array.shape[lead:], block, strict=True)):
-        begin = positions[:, axis, None] % period_of(extent, mode)  # small, to be added to
+        begin = positions[:, axis, None] % period_of(extent, mode)  # small, so that sums do not overflow
         along = folded(library, begin + arange(side), extent, mode)
         index.append(along.reshape(-1, *(1,) * axis, side, *(1,) * (rank - 1 - axis)))
     blocks = library.moveaxis(array[(..., *index)], lead, 0)

@@ -180,7 +180,7 @@ def add_blocks_(
 def _described(
     array: Any, blocks: Any, positions: Any, weights: Any, options: dict[str, Any]
 ) -> tuple[ModuleType, Call, Any, Any]:
-    """Return the library of arrays, the call, positions and the weights of blocks as kernels read them, or raise."""
+    """Check a call; return its library, description, positions and weights of blocks as kernels read them."""
     library = library_of("add_blocks", "array", array)
     check_library("add_blocks", "blocks", blocks, library, "array")
     places = as_positions("add_blocks", library, positions, array, "array")
@@ -191,9 +191,9 @@ def _described(
 
 
 def add_into(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
-    """Add blocks that were checked, in (blocks, array, positions, weight_out), under a window and weights of their own.
+    """Add checked blocks, in (blocks, array, positions, weight_out), with a window and one weight per block.
 
-    The latter are weighed first, some at a time.
+    If there are weights per block, the blocks are multiplied first, some at a time.
     """
     blocks, array, places, weight_out = arrays
     if weights is None or not array.size:
@@ -219,7 +219,7 @@ def add_into(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: A
 
 
 WEIGHED_ELEMENTS = 1 << 20
-"""Of blocks with weights of their own that the CPU weighs at a time."""
+"""Elements that the CPU multiplies at a time if each block has a weight."""
 
 
 @dispatched
@@ -247,9 +247,9 @@ def take_blocks(
            [[0, 8, 9],
             [0, 0, 0]]])
 
-    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``. Outside `array` it is what `mode` says; positions
-    may be negative. GPU positions are never copied to the host, so calls do not synchronise. Values are copied;
-    arithmetic happens only with a window.
+    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``. Outside `array`, `mode` determines its value;
+    positions may be negative. GPU positions are never copied to the host, so calls do not synchronise. Values are
+    copied; arithmetic happens only with a window.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def take_blocks(
         nearest element, "reflect", "symmetric" or "wrap". The last three gather by an index of every element, without a
         kernel.
     window, out, chunks, variant
-        As in `col2im`. What a window weighs must be floats or complex numbers.
+        As in `col2im`. With a window, `array` must have floats or complex numbers.
 
     Returns
     -------
@@ -356,7 +356,7 @@ def grid_positions(
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 
     >>> import gpufold
-    >>> gpufold.grid_positions((7, 5), (4, 5), strides=2).tolist()  # the last block of the first axis would start at 4
+    >>> gpufold.grid_positions((7, 5), (4, 5), strides=2).tolist()  # the last block is shifted from 4 to 3
     [[0, 0], [2, 0], [3, 0]]
     >>> [gpufold.grid_positions((11,), 4, strides=3, last=last).ravel().tolist() for last in ("even", "over", "drop")]
     [[0, 2, 5, 7], [0, 3, 6, 9], [0, 3, 6]]

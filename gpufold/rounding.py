@@ -1,4 +1,4 @@
-"""How a thread rounds, and whether it flushes denormals: the floating-point environment of C."""
+"""The floating-point environment of a thread: how it rounds, and whether it flushes denormals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 _get: Any = None
 _set: Any = None
-with suppress(OSError, AttributeError, TypeError):  # of a system whose C library has no such functions
+with suppress(OSError, AttributeError, TypeError):  # the C library may lack these functions
     _c = ctypes.PyDLL(None)
     _get, _set = _c.fegetenv, _c.fesetenv
 
 
 def mode() -> Any:
-    """Return the mode of this thread; None where C has no functions for it."""
+    """Return the mode of this thread; None if the C library has no functions for it."""
     if _set is None:
         return None
     _get(this := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
@@ -29,12 +29,12 @@ def adopt(other: Any) -> None:
 
 
 _USUAL = mode()
-"""Of the thread that imports gpufold."""
+"""Mode of the thread that imported gpufold."""
 
 
 @contextmanager
 def usual_mode() -> Iterator[None]:
-    """Have the mode of the thread that imported gpufold: threads of other libraries may flush denormals."""
+    """Use the mode of the thread that imported gpufold: threads of other libraries may flush denormals."""
     before = mode()
     adopt(_USUAL)
     try:

@@ -1,4 +1,4 @@
-"""The rows of a Stitcher that tiles still reach: sums, and the weights that they are divided by."""
+"""The open rows of a Stitcher, which later tiles may overlap: sums, and the weights that divide them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpufold.geometry import PositionsGeometry, Size
 from gpufold.weights import at_least, least_weight
 
 SPARE_BYTES = 1 << 16
-"""Room behind the open rows, so that short ones, such as those of sound, are seldom moved to its front."""
+"""Room behind the open rows: short rows, such as those of sound, are then seldom moved to the front."""
 
 
 class TileWeights:
@@ -40,21 +40,21 @@ class TileWeights:
 
 
 class Rows:
-    """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
+    """Sums and weights of open rows, in arrays with dropped rows in front and zero rows behind."""
 
     def __init__(self, backend: Backend, lead: Size, rest: Size, divided: bool, averaged: bool) -> None:
         self.kind, self.dtype = backend.kind, stitched_dtype(backend.dtype, averaged)
         self.torn = False
-        """A change of the rows began and did not end."""
+        """Whether a change of the rows was interrupted."""
         self._check_bytes((*lead, 0, *rest))
         self.sums = backend.zeros((*lead, 0, *rest), self.dtype)
         self.weight = backend.zeros((0, *rest), ELEMENT_TYPES[self.dtype].weight) if divided else None
         self.weights: TileWeights | None = None
-        """Those of a whole tile, for all batches."""
+        """Weights of a whole tile, shared by all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: the way to the tiles' gradients is not, and sums without it would be others."""
+        """Return the state to pickle; raise if sums have gradients, because the graph cannot be pickled."""
         if any([getattr(array, "requires_grad", False) for array, _ in self._arrays()]):
             raise TypeError(
                 "Stitcher: sums that have gradients cannot be pickled or copied; add tiles under torch.no_grad(), or "
@@ -82,12 +82,12 @@ class Rows:
             )
 
     def _check_bytes(self, shape: Size) -> None:
-        """Raise where sums would have more bytes than an array can have; the weights have no more."""
+        """Raise if sums would have more bytes than an array can have; the weights have no more."""
         call = Call("Stitcher.add", PositionsGeometry(0, (), shape, ()), self.dtype)
         check_bytes(call, shape, ELEMENT_TYPES[self.dtype].itemsize)
 
     def hold(self, backend: Backend, count: int, most: int) -> None:
-        """Have so many rows, the later ones zero, and room for more where there may be most."""
+        """Extend the open rows to `count` with zeros, and leave room for more, up to `most`."""
         if count > self._count:
             room = self.sums.shape[self._lead]
             if count > room:
@@ -115,7 +115,7 @@ class Rows:
         self.sums, self.weight, self._first = moved[0], moved[-1] if len(moved) > 1 else None, 0
 
     def _move_to_front(self) -> None:
-        """Move the rows over those that were dropped, as many at a time, and make what is behind them zero."""
+        """Move the rows to the front, as many at a time as were dropped, and zero those behind."""
         step, self.torn = self._first, True
         for array, axis in self._arrays():
             for start in range(0, self._count, step):
@@ -125,7 +125,7 @@ class Rows:
         self._first, self.torn = 0, False
 
     def views(self, count: int) -> tuple[Any, Any]:
-        """Return views of the first rows of the sums, and of their weights where there are any."""
+        """Return views of the first rows of the sums and, if there are any, of their weights."""
         first, last = self._first, self._first + count
         sums = _rows(self.sums, self._lead, first, last)
         return sums, None if self.weight is None else self.weight[first:last]

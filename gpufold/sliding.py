@@ -99,9 +99,9 @@ def col2im(
         How overlaps combine: "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements
         added to it, which inverts `im2col`, or, with a window, by the sum of their weights. Least squares divides by
         the sum of squared weights: it inverts `im2col` with the same window, as in an inverse short-time Fourier
-        transform. Pixels that only zero
-        weights reach are zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean
-        and 2**-48 in least squares, with ten times these exponents in double precision.
+        transform. Pixels that only zero weights reach are zero. No other covered pixel underflows: nonzero weights
+        count as at least 2**-96 in a mean and 2**-48 in least squares, with ten times these exponents in double
+        precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights by which the elements of a block are multiplied: an array of shape `kernel_size`, or a sequence of
         one 1-D array per axis for a separable window. They are converted to float32, or to float64 for results of
@@ -211,7 +211,7 @@ def im2col(
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
     window, out, chunks, variant
-        As in `col2im`. What a window weighs must be floats or complex numbers.
+        As in `col2im`. With a window, `image` must have floats or complex numbers.
 
     Returns
     -------

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     WholeT = WithDefault("WholeT", default=ArrayT)
 
     class _Of(Generic[ArrayT, WholeT]):
-        """To type checkers, Stitcher[A] gives arrays A, and with slabs=True pairs of a row and such an array."""
+        """For type checkers: Stitcher[A] returns arrays A, and with slabs=True pairs (start, A)."""
 
 else:
     ArrayT = WholeT = Any
@@ -47,9 +47,9 @@ else:
 
 
 def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
-    """Let one thread at a time into a stitcher, and none into one that is torn.
+    """Let one thread at a time call a stitcher, and none after an interrupted addition.
 
-    The lock lets its own thread in again, such as a signal's handler: it must not wait for what it interrupts.
+    The lock is reentrant, because a signal handler must not wait for the call that it interrupts.
     """
     where = f"Stitcher.{method.__name__}"
 
@@ -77,7 +77,7 @@ def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, Resu
 
 
 _alive: WeakSet[Stitcher] = WeakSet()
-"""All stitchers, for a forked child, in which the threads are gone that may have held their locks."""
+"""All stitchers: a forked child frees the locks of threads that it does not have."""
 
 
 def _free_locks() -> None:
@@ -120,10 +120,10 @@ class Stitcher(_Of[ArrayT, WholeT]):
         `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
-        name such as "hann" is that of a window of `scipy.signal.get_window`, along every axis.
+        name such as "hann" stands for the window of `scipy.signal.get_window`, along every axis.
     reduction : str
         How overlaps combine: "mean" divides by the sum of the weights, or by the number of tiles without a window;
-        "least_squares" by the sum of their squares, as in an inverse short-time Fourier transform; "sum" does not.
+        "least_squares" by the sum of their squares, as in an inverse short-time Fourier transform; "sum" by nothing.
     slabs : bool
         Whether to keep only the rows, along the first axis of `size`, that later tiles can overlap. Tiles must then
         come in ascending order of their first coordinate, and `finished` returns finished rows.
@@ -169,13 +169,13 @@ class Stitcher(_Of[ArrayT, WholeT]):
         self._window = window
         self._slabs = flag("Stitcher", "slabs", slabs) or self._size[0] == ENDLESS
         self._begin = 0
-        """The first row that was not given."""
+        """The first row that was not returned."""
         self._end = 0
-        """The row after the last that a tile reaches."""
+        """The row after the last one that a tile covers."""
         self._reached = -self._block[0]
         """The first coordinate of the last tile."""
         self._open: Any = None
-        """The rows that were not given, or all without slabs; None before the first batch."""
+        """The rows that were not returned, or all rows without slabs; None before the first batch."""
         self._take_turns()
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         self._take_turns()
 
     def __copy__(self) -> Stitcher:
-        return deepcopy(self)  # two that share their rows would add to each other's
+        return deepcopy(self)  # stitchers that share rows would add to each other's
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
@@ -300,14 +300,14 @@ class Stitcher(_Of[ArrayT, WholeT]):
             elif self._reduction == "least_squares":
                 squares = None if factors is None else factors.squares
                 additions.append((weight, backend.ones(weight, (*count, *tile)), squares, None))
-            kept.torn = True  # from here on, what interrupts a call leaves only a part of it
+            kept.torn = True  # from here on, an interrupt leaves a partial addition
             for out, added, window, weight_out in additions:
                 backend.add(out, added, places, window, weight_out)
         self._open, self._reached, self._end = kept, reached, end
         kept.torn = False
 
     def _add_lazily(self, blocks: Any, positions: Positions, window: Any, weights: Any) -> None:
-        """Keep a batch that is a dask array, for the result to be one too."""
+        """Keep a batch that is a dask array; the result is then a dask array."""
         tiles = self._open
         if self._slabs or window is not None or weights is not None or isinstance(tiles, Rows):
             raise TypeError(
@@ -321,7 +321,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         self._open = tiles
 
     def _in_order(self, places: Any) -> tuple[Any, int]:
-        """Return positions from the first row on that was not given, and the first coordinate of the last."""
+        """Return positions relative to the first row not returned yet, and the first coordinate of the last tile."""
         first = places[:, 0].tolist()
         least, most = -self._block[0], self._size[0]
         before = self._reached
@@ -393,10 +393,10 @@ class Stitcher(_Of[ArrayT, WholeT]):
         return self._given("finished", self._reached, fill_value)
 
     def _given(self, method: str, end: int, fill_value: complex | None) -> tuple[int, Any]:
-        """Return the first row that was not given and the average of those before an end, which are given now."""
+        """Return the first row that was not returned, and the average from there to row `end`; drop these rows."""
         begin, count = self._begin, max(0, end - self._begin)
         slab = self._divided(method, count, fill_value)
-        reached = max(self._reached, begin + count)  # whatever comes later begins below
+        reached = max(self._reached, begin + count)  # later tiles begin there or after it
         if count:
             assert self._open is not None
             self._open.drop(count)
@@ -404,7 +404,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         return begin, slab
 
     def _divided(self, method: str, count: int, fill_value: complex | None) -> Any:
-        """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
+        """Return the sums of the first rows, divided according to the reduction, as a new array."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so the library of the result is unknown")
         if fill_value is not None:

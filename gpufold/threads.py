@@ -1,7 +1,7 @@
 """Spreading independent pieces of NumPy work over threads: NumPy's loops release the interpreter lock.
 
-An exception may end a call at any moment, such as Ctrl-C between any two steps. So helpers are daemon threads that take
-calls from a queue, and share a lock of the call while they work for it: the call ends once it has that lock for itself.
+An exception such as Ctrl-C may end a call between any two steps. So helpers are daemon threads that take calls from a
+queue. They share a call's lock while they work for it, and the call ends once it holds that lock exclusively.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from gpufold.cores import default
 from gpufold.geometry import as_count
 
 MOST_THREADS = max(64, os.cpu_count() or 1)
-"""What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
+"""Upper limit of every setting: OMP_NUM_THREADS may be meant for another machine."""
 
 THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
-"""Of a call for each of its threads at least, and up to which its choices are tried."""
+"""Least bytes of a call per thread, and most bytes of a call whose choices are measured."""
 
 AGAIN, WORTH = 32, 2
-"""Calls of which one tries another choice again, and up to how many times the least time it took."""
+"""One of so many calls tries another choice again, if that took less than so many times the least time."""
 
 _c: Any = None
-"""The locks of C's library."""
+"""The C library's locks."""
 _wait: Any = None
-"""Its wait for a lock, which no signal ends; called as an `__exit__` is, with the interpreter lock released."""
-with suppress(OSError, AttributeError, TypeError):  # of a system whose C library has no such functions
+"""Wait for a lock without the interpreter lock, not interrupted by signals; callable as an `__exit__`."""
+with suppress(OSError, AttributeError, TypeError):  # the C library may lack these functions
     _wait = ctypes.CDLL(None).pthread_rwlock_wrlock
     _wait.argtypes, _wait.restype = (ctypes.c_void_p, *3 * (ctypes.py_object,)), None
     _c = ctypes.PyDLL(None)
@@ -46,7 +46,7 @@ _helpers: _Helpers
 _setting: Any
 _count: int | None = None
 allowed: contextvars.ContextVar[int | None] = contextvars.ContextVar("allowed", default=None)
-"""How many threads the library allows whose arrays a call is on; None where that is NumPy."""
+"""Most threads that the library of a call's arrays allows; None for NumPy."""
 
 
 def get_num_threads() -> int:
@@ -93,15 +93,15 @@ def set_num_threads(count: int | None) -> None:
 
 
 class _Helpers:
-    """Threads that join in calls as they are asked to, each under a number from 0 on."""
+    """Numbered threads that help with calls on request."""
 
     def __init__(self) -> None:
         self.asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """What to do; None, which stays, once all is to end."""
+        """Requests for help; None, which stays in the queue, ends all threads."""
         self._serving: dict[int, int] = {}
 
     def start(self, count: int) -> int:
-        """Start what is missing of so many threads, and return how many there are where the system allows no more."""
+        """Start threads until there are `count`, and return how many there are: fewer if the system refuses."""
         for number in range(count):
             if number not in self._serving:
                 try:
@@ -114,12 +114,12 @@ class _Helpers:
         if self._serving.setdefault(number, get_ident()) == get_ident():  # no other call started it too
             while (join := self.asked.get()) is not None:
                 join()
-                del join  # which would keep it until the next one comes
+                del join  # else it is kept until the next request
             self.asked.put(None)
 
 
 def _start_afresh() -> None:
-    """Have helpers to start: a forked child inherits none of the threads."""
+    """Replace the helpers: a forked child inherits no threads."""
     global _helpers, _setting
     _helpers, _setting = _Helpers(), RLock()
 
@@ -130,10 +130,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Together:
-    """A call's `with`, which ends once no helper works for it, whatever ended its body.
+    """A context of a call that ends once no helper works for it, even after an exception.
 
-    Python raises the exceptions of signal handlers between any two of its steps. There is none between the body's last
-    and a function of C that is the `__exit__`, and that function looks after no signals while it waits.
+    Python raises the exceptions of signal handlers between any two of its steps. There is no step between the end of
+    the body and an `__exit__` that is a C function, and this C function handles no signals while it waits.
     """
 
     __slots__ = ("__exit__", "lock")
@@ -158,7 +158,7 @@ class _Together:
 
 
 class _Trial:
-    """The seconds that calls of a kind take, choice by choice."""
+    """The seconds that calls of one kind take with each choice."""
 
     __slots__ = ("best", "calls", "seconds")
 
@@ -168,7 +168,7 @@ class _Trial:
     def choose(self) -> int:
         """Return a choice for the next call: each in turn, the better half and quarter again, then mostly the best.
 
-        The first of all calls gets its memory from the system, so its choice has another.
+        The choice of the first call is tried again, because that call gets its memory from the system.
         """
         number, self.calls, count = self.calls, self.calls + 1, len(self.seconds)
         turn = number - 1
@@ -182,11 +182,11 @@ class _Trial:
         other = number // AGAIN % count if number % AGAIN == AGAIN - 1 else self.best
         if self.seconds[other] < WORTH * self.seconds[self.best]:
             return other
-        self.seconds[other] *= 0.75  # so that it has another chance, the later the slower it was
+        self.seconds[other] *= 0.75  # it is tried again later, the later the slower it was
         return self.best
 
     def took(self, choice: int, new: float) -> None:
-        """Note the seconds of a call; what disturbs the best choice once makes no other the best."""
+        """Record the seconds of a call; a single disturbance of the best choice makes no other choice the best."""
         known = self.seconds[choice]
         more = min(new, 2 * known) if choice == self.best else new
         self.seconds[choice] = new if new < known else known + (more - known) / 4
@@ -197,15 +197,15 @@ _trial_of = lru_cache(maxsize=256)(lambda choices, *kind: _Trial(choices))
 
 
 def is_short(size: int) -> bool:
-    """Return whether a call of so many bytes is for one thread."""
+    """Return whether a call of `size` bytes uses one thread."""
     return size < 2 * THREAD_BYTES
 
 
 def on_threads(kind: tuple[Any, ...], size: int, work: Callable[..., None], *ways: tuple[Any, ...]) -> None:
-    """Call work(threads, *way), on arrays of so many bytes: any way, with all threads or one, as takes less time.
+    """Call work(threads, *way) on arrays of `size` bytes, with the fastest of the ways and of one thread or all.
 
-    What only the machine knows: how long a thread takes to wake and to wait for another's Python, and what its caches
-    keep. Calls that are short, or so large that a trial takes long, go the first way.
+    The fastest is measured, because it depends on the machine: on the wake-up of threads, the interpreter lock and
+    caches. Short calls and calls too large for a trial take the first way.
     """
     ways = ways or ((),)
     short = is_short(size)
@@ -221,7 +221,7 @@ def on_threads(kind: tuple[Any, ...], size: int, work: Callable[..., None], *way
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], most: int = MOST_THREADS) -> None:
-    """Call function(*item) for every item, on the calling thread and on helpers that are free, `most` in all.
+    """Call function(*item) for every item, on the calling thread and free helpers, on at most `most` threads.
 
     Items must be independent. The caller never waits for a helper that has not started, so that calls from many threads
     or from a signal handler cannot block one another. When one item raises, no further item starts.
@@ -232,7 +232,7 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], mo
         for item in waiting:
             function(*item)
         return
-    ends: list[tuple[Any, ...]] = [()] * (helpers + 1)  # for each thread one, after which it takes no item
+    ends: list[tuple[Any, ...]] = [()] * (helpers + 1)  # each ends one thread
     waiting.extend(ends)
 
     def work() -> None:
@@ -246,7 +246,7 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], mo
     pool, failures, together = _helpers, list[BaseException](), _Together()
     with together:
         mode = rounding.mode()
-        for _ in range(pool.start(helpers) - pool.asked.qsize()):  # no more than nobody took; contexts have an errstate
+        for _ in range(pool.start(helpers) - pool.asked.qsize()):  # less those nobody took; contexts have an errstate
             pool.asked.put(partial(contextvars.copy_context().run, together.join, mode, work, failures))
         work()
     if failures:

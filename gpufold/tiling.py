@@ -1,4 +1,4 @@
-"""From array to array through a function of tiles: `map_tiles`."""
+"""`map_tiles`: apply a function to overlapping tiles of an array and blend the results."""
 
 from __future__ import annotations
 
@@ -172,13 +172,13 @@ def map_tiles(
             begin, slab = stitcher.finished(fill_value=fill_value)
         out = _written(out, first + begin, slab, whole, finish)
         _note(notes, f"{max(0, places[-1, 0])} rows {said}")
-    assert stitcher is not None  # there is a position at least
+    assert stitcher is not None  # there is at least one position
     with _speaking():
         begin, slab = stitcher.result(fill_value=fill_value)
     out = _written(out, first + begin, slab, whole, finish)
     if notes is not None:
         notes.unlink()
-    if given is None and front_of(type(slab)).endswith("jax"):  # what rows were written into is NumPy's
+    if given is None and front_of(type(slab)).endswith("jax"):  # rows were written into a NumPy array
         return sys.modules["jax"].numpy.asarray(out)
     return out
 
@@ -190,7 +190,7 @@ def _speaking() -> AbstractContextManager[None]:
 
 
 def _check_covered(positions: Any, size: Size, block: Size, lead: int) -> None:
-    """Raise where tiles leave elements of an axis between them, or at its end."""
+    """Raise if tiles leave gaps between them or at the end of an axis."""
     for axis, (extent, side) in enumerate(zip(size, block, strict=True)):
         begins = np.unique(positions[:, axis])
         if (np.diff(begins, append=extent) > side).any():
@@ -202,7 +202,7 @@ def _check_covered(positions: Any, size: Size, block: Size, lead: int) -> None:
 
 
 def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
-    """Take a batch of tiles in memory; of an array that only can be sliced, one after another."""
+    """Extract a batch of tiles into memory; from an array that can only be sliced, one after another."""
     if isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__") or front_of(type(array)):
         tiles = take_blocks(array, places, block, mode=mode)
         return tiles.compute() if hasattr(tiles, "compute") else tiles
@@ -210,7 +210,7 @@ def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
     for place in places:
         begins, ends = [], []
         for begin, side, extent in zip(place, block, size, strict=True):
-            over = begin < 0 or begin + side > extent  # then the side that it is mirrored from is read too
+            over = begin < 0 or begin + side > extent  # the elements to mirror are then read too
             begins.append(max(0, min(begin, extent - side)) if not over or mode != "wrap" else 0)
             ends.append(min(extent, begin + side) if not over or mode != "wrap" else extent)
         part = np.asarray(array[(..., *map(slice, begins, ends))])
@@ -219,7 +219,7 @@ def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
 
 
 def _noted(path: Path | None, said: str, out: Any) -> int:
-    """Return the row of the array up to which a call that was killed has written its result."""
+    """Return the row of the array up to which a killed call had written its result."""
     if path is None:
         return 0
     if out is None:
@@ -233,7 +233,7 @@ def _noted(path: Path | None, said: str, out: Any) -> int:
 
 
 def _note(path: Path | None, text: str) -> None:
-    """Write what a call has done into a file, which is whole at any time."""
+    """Replace a file atomically by one with a call's progress."""
     if path is not None:
         part = path.with_name(f"{path.name}.part")
         part.write_text(text)
@@ -241,7 +241,7 @@ def _note(path: Path | None, text: str) -> None:
 
 
 def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:
-    """Return the shape of a tile that the function returned, and how much larger it is along each axis."""
+    """Return the shape of the function's tiles, and their scale along each axis."""
     shape = tuple(getattr(tiles, "shape", ()))
     tile = shape[-len(block) :]
     if len(shape) <= len(block) or shape[0] != count or not all(tile):
@@ -253,7 +253,7 @@ def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:
 
 
 def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
-    """Return integers (..., rank) times the scale of each axis, where these are integers."""
+    """Return integers (..., rank) times the scale of each axis; raise if the products are not integers."""
     scaled = numbers * [each.numerator for each in scale]
     below = np.array([each.denominator for each in scale])
     if (scaled % below).any():
@@ -265,7 +265,7 @@ def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
 
 
 def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any], Any] | None) -> Any:
-    """Write a slab from a row on into an array whose last axes have a size, a new one where there is none."""
+    """Write a slab from row `start` on into `out`, or into a new array with last axes `size`, and return the array."""
     rank = len(size)
     if not slab.shape[-rank]:
         return out

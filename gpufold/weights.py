@@ -1,6 +1,6 @@
-"""Weights that sums are divided by: none but zeros is so small that a product of them is lost.
+"""Weights that divide sums: nonzero ones have a least magnitude, so that their products do not underflow.
 
-Kernels count weights alike, with the same exponents: see kernels/window.cuh.
+Kernels use the same limits: see kernels/window.cuh.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 
 
 def least_weight(itemsize: int, reduction: str, axes: int = 1) -> float:
-    """Return what the magnitude of a weight other than zero counts as at least, in single or double precision.
+    """Return the least magnitude that nonzero weights count as, in single or double precision.
 
-    A mean's axes have each a root of 2**-96, and what is squared has 2**-48; double precision has ten times the
-    exponent.
+    It is 2**-96 for a mean, the product of equal least magnitudes of the axes, and 2**-48 for weights that are squared.
+    Double precision has ten times the exponent.
 
     >>> least_weight(4, "mean", axes=3) == 2.0**-32
     True
@@ -25,7 +25,7 @@ def least_weight(itemsize: int, reduction: str, axes: int = 1) -> float:
 
 
 def at_least(library: Any, weights: Any, least: float) -> Any:
-    """Return weights of which none but zeros is smaller in magnitude, of NumPy, CuPy or torch.
+    """Return weights, of NumPy, CuPy or torch, with nonzero ones raised to a least magnitude.
 
     >>> at_least(np, np.array([1.0, -1e-9, 0.0]), 0.125)
     array([ 1.   , -0.125,  0.   ])
@@ -37,9 +37,9 @@ def at_least(library: Any, weights: Any, least: float) -> Any:
 
 
 def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:
-    """Return the weights of a block: those of its axes, multiplied in their order.
+    """Return the weights of a block: the product of its axes' weights, in the order of the axes.
 
-    Weights and products are at least so large in magnitude, unless a weight is zero.
+    Nonzero weights and products are raised to the least magnitude.
     """
     axes = [at_least(library, weights, least) for weights in axes] if least else axes
     product = axes[0]
@@ -54,7 +54,7 @@ def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:
 
 
 def of_elements(library: Any, weights: Any, axes: Sequence[Any], ndim: int, least: float = 0.0) -> Any:
-    """Return the weights of the elements of blocks of so many axes: of each block times those of a window.
+    """Return the weights of the elements of blocks with `ndim` axes: each block's weight times the window.
 
     >>> of_elements(np, np.array([1.0, 2.0]), [np.array([1.0, 3.0])], 2)
     array([[1., 3.],
@@ -68,7 +68,7 @@ def of_elements(library: Any, weights: Any, axes: Sequence[Any], ndim: int, leas
 
 
 def weighed(library: Any, blocks: Any, weights: Any) -> Any:
-    """Return elements times real weights, of complex numbers both parts: of contiguous arrays of NumPy or CuPy."""
+    """Return elements times real weights, which multiply both parts of complex numbers, for NumPy and CuPy."""
     if blocks.dtype.kind != "c":
         return blocks * weights
     parts = library.ascontiguousarray(blocks).view(weights.dtype).reshape(*blocks.shape, 2)
@@ -76,7 +76,7 @@ def weighed(library: Any, blocks: Any, weights: Any) -> Any:
 
 
 def counted(library: Any, axes: Sequence[Any], reduction: str) -> tuple[Any, ...]:
-    """Return the weights of a window as they count in an average: a mean's of each axis, else those of a block."""
+    """Return the weights of a window as an average counts them: per axis for a mean, else one array for the block."""
     least = least_weight(axes[0].itemsize, reduction, len(axes))
     if reduction == "mean":
         return tuple([at_least(library, weights, least) for weights in axes])

@@ -1,4 +1,4 @@
-"""The weights of a window, and those of blocks: what fits, as kernels read them."""
+"""Weights of windows and of blocks: checks, and conversion for kernels."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gpufold.geometry import PositionsGeometry, Size
 from gpufold.given import is_separable, shown
 
 PLAIN_VALUES = (int, float, list, tuple)
-"""What a list is of that was to be an array."""
+"""Types of the elements of a list that should be an array."""
 
 
 def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple[Any, ...]:
-    """Check a window against the block it is for, and return its weights, on the device of the data.
+    """Check a window against its block, and return its weights on the device of the data.
 
-    They are arrays that kernels can read, of the dtype that goes with the data's: one of the block's shape, or, for a
-    separable window, one for each axis. Those of the call itself, where they are such arrays.
+    They are arrays that kernels can read, of the call's dtype of weights: one of the block's shape or, for a separable
+    window, one per axis. Arrays that kernels can already read are not copied.
 
     >>> from gpufold import calls
     >>> window, data = (np.ones(2), np.arange(3)), np.ones((6, 4), np.float32)
@@ -62,15 +62,15 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
 
 
 def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
-    """Return weights as kernels read them, of which none is zero that was not before."""
-    weights = aligned(library, weights)  # as what is looked for below must be
+    """Return weights as kernels read them; no nonzero weight becomes zero."""
+    weights = aligned(library, weights)  # the comparison below needs it too
     ready = kernel_ready(library, weights, wanted)
     if weights.dtype.kind != "f" or weights.itemsize <= ready.itemsize:
         return ready
     least = library.copysign(np.finfo(wanted).tiny, weights).astype(wanted)
     if library is np:
-        vanished = ready == 0  # also where the caller has denormals flushed
-    else:  # CuPy compares denormals as zeros, which the kernels do not
+        vanished = ready == 0  # also if the thread flushes denormals
+    else:  # CuPy's comparisons flush denormals, unlike the kernels
         vanished = abs(weights) <= np.finfo(wanted).smallest_subnormal / weights.dtype.type(2)
     return library.where(vanished & (weights != 0), least, ready)
 
@@ -85,7 +85,7 @@ def check_real(operation: str, name: str, dtype: np.dtype[Any]) -> None:
 
 
 def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any) -> Any:
-    """Check the weights of whole blocks, and return them in the dtype that a window has, where there are any."""
+    """Check the weights of blocks, if any, and return them in the dtype of a window's."""
     if weights is None:
         return None
     operation, wanted = call.operation, call.element.weight_dtype
@@ -97,7 +97,7 @@ def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any
 
 
 def check_block_weights(operation: str, weights: Any, dtype: str, count: int) -> None:
-    """Raise unless there is a real weight of each block, and blocks are of numbers that can be weighed."""
+    """Raise unless there is one real weight per block, and blocks are of floats or complex numbers."""
     if not ELEMENT_TYPES[dtype].weight:
         raise TypeError(
             f"{operation}: weights need blocks of floats or complex numbers, got dtype {dtype}; convert them"
@@ -122,9 +122,9 @@ def _shapes_of_axes(block_shape: Size) -> tuple[Size, ...]:
 
 
 def axes_of_window(call: Call, window: Any, convert: str = "numpy.asarray") -> Sequence[Any]:
-    """Return the arrays of a window, or raise where one has not the shape that it must have; whose they are is open.
+    """Return the arrays of a window, of any library; raise if one has the wrong shape.
 
-    That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
+    There is one array of the block's shape or, for a separable window, one array per axis.
     """
     block_shape = call.geometry.block_shape
     axes: Sequence[Any] = (window,)
@@ -154,12 +154,12 @@ def axes_of_window(call: Call, window: Any, convert: str = "numpy.asarray") -> S
 
 
 def name_of_axis(call: Call, window: Any, axis: int) -> str:
-    """Return the name of an array of a window in messages."""
+    """Return the name of an array of a window, for messages."""
     return f"window[{axis}]" if is_separable(window) else name_of_weights(call)
 
 
 def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:
-    """Return what to raise where an array of a window has not the shape that it must have."""
+    """Return the error for an array of a window with the wrong shape."""
     return ValueError(
         f"{call.operation}: {name} must have the shape {wanted} for blocks of shape {call.geometry.block_shape}, got "
         f"{shape}"
@@ -167,7 +167,7 @@ def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> Value
 
 
 def known_window(where: str, window: Any, block: Size) -> Any:
-    """Return a window of the shape of a block, or raise; that of a name has one of SciPy's for each axis."""
+    """Return a window that fits a block, or raise; a str is the name of one of SciPy's windows, for every axis."""
     if isinstance(window, str):
         try:
             from scipy.signal import get_window
@@ -180,7 +180,7 @@ def known_window(where: str, window: Any, block: Size) -> Any:
     call = Call(where, PositionsGeometry(0, (), block, block), "float32")
     try:
         axes = axes_of_window(call, window)
-    except RuntimeError as error:  # torch's, of a nested tensor, which has no shape
+    except RuntimeError as error:  # of torch: a nested tensor has no shape
         raise TypeError(
             f"{where}: window must be a dense tensor, got a nested one; pass each of window.unbind() by itself"
         ) from error
@@ -192,7 +192,7 @@ def known_window(where: str, window: Any, block: Size) -> Any:
 
 
 def first_weights(window: Any, tile: Size) -> Any:
-    """Return the part of a window that a smaller tile takes."""
+    """Return the start of a window, for a smaller tile."""
     if is_separable(window):
         return tuple(weights[:side] for weights, side in zip(window, tile, strict=True))
     return window[tuple(map(slice, tile))]
