@@ -1,11 +1,11 @@
-"""The NumPy path: the operations on NumPy arrays, deterministic whatever the number of threads.
+"""The NumPy path: operations on NumPy arrays, bitwise reproducible with any number of threads.
 
-All but average and what has positions are one thing here: a split view of the columns, (N, C, *kernel, *blocks), and an
-image, (N, C, *size). `fold` adds (or moves) columns into the image, `unfold` moves pixels into the columns. Batch and
+All operations except `average` and those with positions work on split columns, a view (N, C, *kernel, *blocks), and an
+image (N, C, *size). `fold` adds or moves columns into the image, `unfold` copies pixels into the columns. Batch and
 space are the case kernel = stride = block.
 
-Work is cut into tiles of the image, and folding.py chooses how each is served. All ways add the taps of a pixel in
-lexicographic order, starting from +0. A window's weights are one more array with the columns' axes, indexed alike.
+Images are cut into tiles, and folding.py chooses the algorithm. Every algorithm adds the taps of a pixel in
+lexicographic order, starting from +0. A window's weights have the axes of the columns and are indexed alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fold_call(call: Call, data: Array, result: Array, weights: Weights = None) -
 
 
 def unfold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:
-    """Take the blocks of `result` out of `data`; taps outside give zero. Every element of `result` is written."""
+    """Extract the blocks of `data` into `result`; taps outside are zero. Every element of `result` is written."""
     columns, image, axes = _split(call, result, data)
     unfold(image, columns, axes, treatment_of(call.fusion, weights, columns, axes).weights)
 
@@ -51,7 +51,7 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
 def _split_blocks(
     geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
 ) -> tuple[Size, Size, Size, tuple[Axis, ...]]:
-    """Return the shape of blocks with their axes apart, the order of those in split columns, the image and its axes."""
+    """Return the shape of blocks with separate axes, their order in split columns, the image's shape and its axes."""
     sliding, _, _ = blocks_as_columns(geometry, blocks_strides, array_strides)
     batch, channels, *_ = sliding.split_columns_shape
     rank = len(sliding.axes)

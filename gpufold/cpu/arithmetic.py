@@ -1,4 +1,4 @@
-"""What is done to elements: additions of parts of arrays, and products and quotients that are rounded once."""
+"""Arithmetic on arrays: sums of parts, and products and quotients that are rounded once."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Index: TypeAlias = tuple[Any, ...]
 ALL = slice(None)
 
 LONG_ROW, MANY_ELEMENTS, SHORT_AXIS = 512, 1 << 14, 16
-"""Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; and
-elements of an axis up to which it makes no inner loop."""
+"""Most bytes of a row that is copied as one element; elements of an array above which that is faster; least elements of
+an axis for an inner loop."""
 
 BUFFER_BYTES = 1 << 12
-"""Of a buffer of a ufunc."""
+"""Bytes of a ufunc's buffer."""
 
 PRODUCTS = 1 << 17
-"""Elements that are weighed before they are added: few enough for the cache of a core."""
+"""Elements that are multiplied by weights at a time before they are added: few enough for a core's cache."""
 
 
 def shorten_buffers(elements: Array) -> None:
-    """Have ufuncs read and write rows of many elements where they lie, until `numpy.errstate`, which is entered, ends.
+    """Make ufuncs process long rows without copying them to buffers, until the enclosing `numpy.errstate` ends.
 
-    NumPy copies rows to buffers where several have room in one, which takes longer than a loop for each unless rows are
-    short. Where arrays differ in what lies side by side, and in reductions, buffers are the faster.
+    NumPy copies rows to a buffer if several fit, which takes longer than a loop per row unless rows are short. Buffers
+    are faster for reductions and for arrays with different contiguous axes.
     """
     if elements.size > MANY_ELEMENTS:
-        np.setbufsize(max(16, BUFFER_BYTES // elements.itemsize // 16 * 16))  # of sixteens of elements
+        np.setbufsize(max(16, BUFFER_BYTES // elements.itemsize // 16 * 16))  # a multiple of 16 elements
 
 
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms."""
+    """Add weighted terms into parts of a total, in the given order; weights have the shape of the terms."""
     scratch: Array = np.empty(0, total.dtype)
-    # where arrays differ in what lies side by side, NumPy's inner loop is along their last axis: not along a short one
+    # NumPy's inner loop is along the last axis if arrays have different contiguous axes: avoid a short one
     turned = total.ndim > 1 and total.shape[-1] < SHORT_AXIS and abs(total.strides[-1]) > abs(total.strides[-2])
     for into, term in pairs:
         arrays = [total[into], terms[term]] if weights is None else [total[into], terms[term], weights[term]]
@@ -58,7 +58,7 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
 
 
 def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Cut arrays of one shape into runs of about `PRODUCTS` elements, of which those of the second lie together."""
+    """Cut arrays of one shape into runs of about `PRODUCTS` elements, which are close together in the second array."""
     shape, steps = arrays[0].shape, arrays[0].size // PRODUCTS
     if steps < 2:
         yield arrays
@@ -72,25 +72,25 @@ def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 
 def spread(weights: Array | None, columns: Array) -> Array | None:
-    """View the weights of a block, which are contiguous, in the shape of split columns, by zero strides."""
+    """View the contiguous weights of a block in the shape of split columns, with zero strides."""
     if weights is None:
         return None
     return np.ndarray(columns.shape, weights.dtype, weights, 0, (0, 0, *weights.strides, *(0,) * weights.ndim))
 
 
 def repeated(array: Array, shape: Size) -> Array:
-    """View a contiguous array in a shape that has more axes in front, by zero strides."""
+    """View a contiguous array in a shape with more leading axes, with zero strides."""
     return np.ndarray(shape, array.dtype, array, 0, (*(0,) * (len(shape) - array.ndim), *array.strides))
 
 
 @cache
 def _as_one(row: int) -> np.dtype[Any]:
-    """Return the dtype of a row of so many bytes."""
+    """Return a dtype with the size of a row, in bytes."""
     return np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
 
 
 def copy_rows(elements: Array, copy: Array) -> None:
-    """Copy elements; rows that are contiguous in both, along any axis, as one element each, not by a loop of NumPy."""
+    """Copy elements; short rows that are contiguous in both arrays, along any axis, are copied as one element each."""
     if elements.size > MANY_ELEMENTS and elements.ndim > 1:
         size, moves = elements.itemsize, elements.dtype == copy.dtype and not elements.dtype.hasobject
         strides, copy_strides = elements.strides, copy.strides
@@ -121,7 +121,7 @@ def divide(elements: Array, divisor: Array, quotients: Array | None = None) -> N
 
 
 def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:
-    """Return the real and imaginary parts, or the real ones as they are."""
+    """Return pairs of real and of imaginary parts; real arrays are one pair."""
     if elements.dtype.kind != "c":
         return ((elements, results),)
     return ((elements.real, results.real), (elements.imag, results.imag))

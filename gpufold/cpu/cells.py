@@ -1,4 +1,4 @@
-"""A tile by cells: pixels viewed as (cell, phase); taps that reach the same cell offset are one strided addition."""
+"""Tiles by cells: pixels are viewed as (cell, phase), and taps at the same cell offset are one strided addition."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases,
 from gpufold.keeping import kept
 
 LONG_CELL = 32
-"""Bytes of a cell from which its phases are likely to be copied together sooner than one by one."""
+"""Least bytes of a cell whose phases are likely to be copied faster together than one by one."""
 
 
 def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
-    """Store sums (N, C, *phases, *cells), in which the image begins at a pixel of each axis."""
+    """Store sums (N, C, *phases, *cells) in the image, which begins at pixel `begin` of the sums' cells."""
     rank = len(axes)
     phases_first = (0, 1, *range(3, 2 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))
     for source, pixels, extents in _stores(axes, begin):
@@ -27,9 +27,9 @@ def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> Non
 
 @kept
 def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Size], ...]:
-    """Return which sums are which pixels, and these pixels' cells and phases: whole cells, or single phases.
+    """Return the indices of sums, the indices of their pixels, and the pixels' shape in cells and phases.
 
-    Phases are stored one by one where these are fewer than pieces of an axis, or make poor inner loops.
+    Phases are stored one by one if they are fewer than the pieces of an axis, or would make short inner loops.
     """
     stores = []
     by_axis = [list(pieces_of(axis, n)) for axis, n in zip(axes, begin, strict=True)]
@@ -59,9 +59,9 @@ def taps_are_closest(strides: Size, axes: tuple[Axis, ...]) -> bool:
 
 
 class CellPiece(NamedTuple):
-    """A piece of the image in the shape of its cells, and the (cells, columns) indices to pair up.
+    """A piece of the image as cells, and pairs of indices: of cells, and of the columns that land there.
 
-    Cells are (N, C, cells, phases, ...), without phases where the stride is 1; columns (N, C, blocks, taps, ...).
+    Cells are (N, C, cells, phases, ...), without phases if the stride is 1; columns are (N, C, blocks, taps, ...).
     """
 
     pixels: Index
@@ -74,7 +74,7 @@ class CellPiece(NamedTuple):
 
 
 class CellWay(NamedTuple):
-    """How a tile is served by cells."""
+    """How a tile is processed by cells."""
 
     order: tuple[int, ...]
     """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`."""
@@ -85,7 +85,7 @@ class CellWay(NamedTuple):
 def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int, ...], moves: bool = False) -> CellWay:
     """Pair cells and columns, phase by phase along the `separate` axes, unless their cells are long.
 
-    Of what only moves, cells along the other axes begin where blocks do, so that all phases of one move together.
+    Along the other axes cells begin where blocks do if elements are only moved: all phases of a cell move together.
     """
     plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
     by_axis = []
@@ -107,7 +107,7 @@ def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int
 def _pairs_along(
     axis: Axis, separate: bool, turned: bool, begin: int
 ) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
-    """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups in their order."""
+    """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups, in order."""
     along = []
     for piece in pieces_of(axis, begin):
         pairs = [
@@ -119,19 +119,19 @@ def _pairs_along(
 
 
 def _joined(parts: Iterable[Index]) -> Index:
-    """Return the index of all axes, from those of each."""
+    """Join indices of each axis into an index of the array."""
     return (ALL, ALL, *chain.from_iterable(parts))
 
 
 def _narrow(part: slice) -> slice | int:
-    """Return a slice of one element as an index: additions over fewer axes start sooner."""
+    """Return a slice of one element as an integer, because additions over fewer axes have less overhead."""
     return part if part.stop - part.start > 1 else int(part.start)
 
 
 def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add columns into an image, every element of which is written."""
+    """Add columns into an image and write each of its elements."""
     closest = taps_are_closest(columns.strides, axes)
-    if closest and len(axes) > 1:  # of a single axis the cells follow one another
+    if closest and len(axes) > 1:  # cells of a single axis are contiguous
         shorten_buffers(columns)
     way = cell_way(axes, closest, (len(axes) - 1,))
     columns = columns.transpose(way.order)
@@ -142,20 +142,20 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
 
 
 def move_together(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Move columns that do not overlap into an image, every element of which is written, all phases of a cell at once.
+    """Copy columns that do not overlap into an image and write each of its elements, all phases of a cell at once.
 
-    Elements that were to be added are made sums by the caller: these start from +0, and are never -0.0.
+    The caller of a sum adds +0: sums start from it, and are never -0.0.
     """
     _move(columns, image, axes, weights, ())
 
 
 def move_apart(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Move them phase by phase along the last axis that has several."""
+    """Do the same phase by phase along the last axis with a stride."""
     _move(columns, image, axes, weights, _last_split(axes))
 
 
 def ways_to_move(axes: tuple[Axis, ...], size: int) -> list[Callable[..., None]]:
-    """Return the ways to move elements of so many bytes, the likelier first."""
+    """Return the ways to copy elements of `size` bytes into an image, the likely fastest first."""
     split = _last_split(axes)
     if not split or axes[split[0]].stride >= LONG_STRIDE:
         return [move_together]
@@ -182,7 +182,7 @@ def _move(
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Move pixels, weighted, into the columns whose taps land on them: tap by tap where taps lie close together."""
+    """Copy weighted pixels into the columns whose taps land on them: tap by tap if taps are the closest elements."""
     rank = len(axes)
     separate = tuple(range(rank)) if taps_are_closest(columns.strides, axes) else (rank - 1,)
     way = cell_way(axes, False, separate)

@@ -1,4 +1,4 @@
-"""Columns added, or moved, into an image, and taken out of one: each tile by the way with the longest inner loops."""
+"""Add or move columns into an image, and extract them: each tile by the algorithm with the longest inner loops."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
-"""Adds split columns, weighed, into a tile of an image, every element of which it writes."""
+"""An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
 
 FEW_BLOCKS = 16
-"""Blocks whose pixels a tile has at least, for it cuts those along its edges."""
+"""Least blocks per tile, because blocks along its edges are cut."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 2
-"""Of a padded copy of planes at most; and how many times as large as it columns are at least."""
+"""Most bytes of a padded copy of planes; least ratio of the columns' size to the copy's."""
 
 FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
-"""Lines that a core's first-level cache keeps from tap to tap, and bytes of columns that are worth a step of Python."""
+"""Lines that a core's L1 cache keeps from tap to tap; least bytes of columns for a step of Python."""
 
 SHORT_ROW, STEP_BYTES = 8, 1 << 16
-"""Bytes of a row of taps up to which each tap of all blocks is likely to be copied sooner than the rows of each block;
-and of columns that are worth a step of Python for each tap."""
+"""Most bytes of a row of taps that is likely to be copied faster tap by tap, for all blocks, than as a row; least bytes
+of columns for a step of Python in that case."""
 
 
 def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> list[tuple[int, Way]]:
-    """Return the ways that columns may take into an image, and how many pixels a tile has at most: the likeliest first.
+    """Return candidate algorithms, each with the most pixels of a tile, the likeliest first.
 
-    Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
-    by cells, which cut a block's rows where a stride ends. Few go by their index.
+    Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
+    cells, which cut a block's rows at multiples of the stride. Few elements are added by index.
     """
     plan = plan_of(axes)
     moved = treatment.move or plan.once or plan.apart
@@ -65,8 +65,8 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
     if not taps_are_closest(columns.strides, axes):
         return [(tiles.TILE_ELEMENTS, fold_runs), (kept, fold_runs), by_cells[0]]
     copied = COPIED_BYTES // size
-    fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
-    half = tiles.pixels_of(copied // 2, columns, image)  # for rows of sums may be longer
+    fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane fits; few are copied at a time
+    half = tiles.pixels_of(copied // 2, columns, image)  # because rows of sums may be longer
     by_runs, enough = (tiles.TILE_ELEMENTS if fits else half, fold_runs), half > FEW_BLOCKS * taps
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
         return [by_runs, *by_cells] if fits or enough else by_cells  # else most of a tile is its edges
@@ -74,7 +74,7 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
-    """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
+    """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
     ways = fold_ways(columns, image, axes, treatment)
     with nullcontext() if treatment.move else np.errstate(all="ignore"):
         # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
@@ -104,7 +104,7 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], way: Way, t
 
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
-    """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
+    """Extract weighted split columns (N, C, *kernel, *blocks) of an image (N, C, *size), both in any memory layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
             shorten_buffers(columns)
@@ -123,17 +123,17 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
 
 
 _UnfoldWay: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
-"""Takes split columns, weighed, out of an image, on so many threads, in parts of a limit of its own."""
+"""An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
 def _unfold_ways(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
 ) -> list[tuple[_UnfoldWay, int]]:
-    """Return the ways that columns may be taken, each with its limit, the likeliest first; none for few elements."""
+    """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
     outside, steps, large = bool(_taps_outside(axes)), plan_of(axes).operations, columns.size > tiles.SMALL_ELEMENTS
     ways: list[tuple[_UnfoldWay, int]] = []
     if columns.dtype.hasobject:
-        pass  # of which NumPy makes no such view
+        pass  # NumPy makes no such view of objects
     elif not outside and (large or steps >= MANY_OPERATIONS):
         view_of = _view_of_columns(image, columns, axes)
         ways.append((_unfold_view, view_of.most))
@@ -155,7 +155,7 @@ def _unfold_ways(
 def _unfold_tiles(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, limit: int
 ) -> None:
-    """Copy blocks tile by tile of the image, each tap or each group of them at a time."""
+    """Copy blocks tile by tile, one tap or one group of taps of all blocks at a time."""
     for index in _taps_outside(axes):
         columns[index] = np.zeros((), columns.dtype)
     if image.size:
@@ -165,7 +165,7 @@ def _unfold_tiles(
 def _unfold_padded(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int
 ) -> None:
-    """Copy blocks from padded copies of so many planes at most: a thread has its own, where there are planes enough."""
+    """Copy blocks from padded copies of up to `most` planes; each thread has its own copy if planes are enough."""
     lines, cached = lines_of(image.shape, image.strides), image.size
     if max(lines) > 1:
         cached = tiles.kept_bytes(image.shape, image.strides) // image.itemsize
@@ -195,9 +195,9 @@ def _unfold_padded(
 def _unfold_view(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int | None = None
 ) -> None:
-    """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
+    """Copy blocks that lie inside the image from one view of it, in the columns' shape."""
     view_of = _view_of_columns(image, columns, axes)
-    if image.flags.c_contiguous:  # which is sooner viewed so
+    if image.flags.c_contiguous:  # a faster way to make the view
         view = np.ndarray(columns.shape, image.dtype, image, view_of.offset, view_of.steps)
     else:
         view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
@@ -213,21 +213,21 @@ def _view_of_columns(image: Array, columns: Array, axes: tuple[Axis, ...]) -> _V
 
 @dataclass(slots=True, eq=False)
 class _View:
-    """A view of the blocks that lie inside an image, in the shape of split columns, and how it is cut."""
+    """A view of the blocks that lie inside an image, in the shape of split columns, and its parts."""
 
     offset: int
     first: Index
-    """The first pixel: its bytes in an image that is contiguous, and the image from it on."""
+    """The first pixel: `offset` in bytes of a contiguous image, and `first` as an index."""
     steps: Size
     order: tuple[int, ...]
-    """The axes of a part, of which the taps of a row are the last."""
+    """Order of a part's axes, with the taps of a row last."""
     of_blocks: Size
     most: int
-    """Elements of `of_blocks` in a part at most, for the lines of a part to stay in the cache."""
+    """Most elements of `of_blocks` in a part whose lines stay in the cache."""
     lines: Size
 
     def parts(self, most: int, threads: int) -> list[Index]:
-        """Return the parts of split columns for so many threads."""
+        """Return the indices of parts of split columns, for a number of threads."""
         cut, taps = parts_of(self.of_blocks, most, self.lines, threads), (ALL,) * (len(self.of_blocks) - 2)
         return [(*part[:2], *taps, *part[2:]) for part in cut]
 
@@ -264,7 +264,7 @@ def _view_of(
 
 @kept
 def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
-    """Return the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
+    """Return the indices of split columns outside the image: tap by tap, or of all columns if there are many taps."""
     outside: list[Index] = []
     for number, axis in enumerate(axes):
         if turned := axis.dilation > 0 and axis.blocks < axis.kernel:

@@ -1,7 +1,7 @@
-"""Elements one by one: each is added or taken by the index of its pixel, where array operations would be short.
+"""Add or extract elements by the index of their pixel, if array operations would be short.
 
-Few elements go in the order of split columns, tap by tap; more go axis by axis, the blocks of a tap side by side, so
-that indices are sums of one term for each axis. Either way the taps of a pixel come in lexicographic order.
+Few elements are processed in the order of split columns, tap by tap. More are processed axis by axis, the blocks of a
+tap side by side, so indices are sums of one term per axis. Both orders keep the taps of a pixel in lexicographic order.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gpufold.geometry.cells import plan_of
 from gpufold.keeping import kept
 
 FEW_ELEMENTS = 1 << 5
-"""Of an array operation for each of its axes, up to which starting it takes longer than each of them by its index."""
+"""Most elements, per axis of an array operation, for which indexing is faster than starting the operation."""
 
 INDEXED_ELEMENTS = 1 << 15
-"""Of which the indices are made at a time."""
+"""Elements whose indices are computed at a time."""
 
 _Chunk: TypeAlias = tuple[Index, Array]
-"""Some elements, by their place in the columns, and the index of each; -1 outside the image."""
+"""An index of some elements in the columns, and the index of each element's pixel; -1 outside the image."""
 
 
 def are_few(elements: int, axes: tuple[Axis, ...]) -> bool:
-    """Return whether these are few for each array operation."""
+    """Return whether elements are few per array operation."""
     return elements <= FEW_ELEMENTS * (2 + len(axes)) * plan_of(axes).operations
 
 
@@ -57,7 +57,7 @@ def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
 
 
 def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Take columns, every element of which is written, weighted, out of an image."""
+    """Extract weighted columns of an image; every element of the columns is written."""
     columns, weights, chunks, inside = _chunked(columns, weights, image.shape, axes, 1)
     if inside:
         pixels: Array = image.reshape(-1)
@@ -74,9 +74,9 @@ def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights
 def _chunked(
     columns: Array, weights: Array | None, shape: Size, axes: tuple[Axis, ...], parts: int
 ) -> tuple[Array, Array | None, Iterable[_Chunk], bool]:
-    """Return columns and weights in the order of their chunks, these, and whether all are known to be inside the image.
+    """Return columns and weights in the order of their chunks, the chunks, and whether all pixels lie inside the image.
 
-    The indices are of each part of an element.
+    There is an index for each of the `parts` of an element, such as real and imaginary.
     """
     if columns.size * parts <= INDEXED_ELEMENTS:
         return columns, weights, *_one_chunk(shape, axes, parts)
@@ -90,7 +90,7 @@ def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[tuple[_
     """Return the indices of all elements, (N, C, *kernel, *blocks), and whether all are inside."""
     extents = [extent for axis in axes for extent in (axis.kernel, axis.blocks)]
     chunks = [indices for _, indices in _each_chunk(shape, axes, 1)]
-    by_axis = np.concatenate(chunks) if chunks else np.zeros(0, np.intp)  # of an axis without blocks
+    by_axis = np.concatenate(chunks) if chunks else np.zeros(0, np.intp)  # if an axis has no blocks
     order = (0, 1, *range(2, 2 + len(extents), 2), *range(3, 2 + len(extents), 2))
     elements = by_axis.reshape(*shape[:2], *extents).transpose(order).reshape(-1, 1)
     indices = np.where(elements < 0, -1, elements * parts + np.arange(parts)).ravel()
@@ -99,7 +99,7 @@ def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[tuple[_
 
 def _each_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterator[_Chunk]:
     steps = [parts * prod(shape[number:]) for number in range(1, 1 + len(shape))]
-    outside = -parts * prod(shape)  # which no sum of others makes up for
+    outside = -parts * prod(shape)  # negative in any sum
     by_axis = [np.arange(extent) * step for extent, step in zip(shape[:2], steps[:2], strict=True)]
     for axis, step in zip(axes, steps[2:], strict=True):
         pixels = _pixels(axis)
@@ -119,7 +119,7 @@ def _each_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterator[_Ch
 
 def _pixels(axis: Axis) -> Array:
     """Return the pixel that each tap of each block lands on; -1 outside the image."""
-    reach = axis.pad_begin + axis.padded_size + axis.stride + axis.dilation  # of one block or tap these may be any
+    reach = axis.pad_begin + axis.padded_size + axis.stride + axis.dilation  # strides of one block or tap may be huge
     exact = np.intp if reach < sys.maxsize else np.object_
     taps, blocks = (np.arange(extent).astype(exact) for extent in (axis.kernel, axis.blocks))
     pixels = np.add.outer(taps * axis.dilation, blocks * axis.stride) - axis.pad_begin

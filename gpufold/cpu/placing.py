@@ -1,4 +1,4 @@
-"""Blocks added at positions of their own, tile by tile, and taken at them."""
+"""Add blocks at arbitrary positions, tile by tile, and extract them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from gpufold.threads import for_each, on_threads
 from gpufold.weights import least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
-"""Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
+"""Elements that can be indexed in the time of starting an array operation, and a row of it."""
 
 LOOKED_UP, TAKEN = 1 << 17, 1 << 16
-"""Elements whose indices are made at a time, and that are taken at a time."""
+"""Elements whose indices are computed at a time, and that are extracted at a time."""
 
 FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 3 << 9
-"""Blocks up to which small ones are added one by one at once: to look for those that a tile meets takes longer; blocks
-from which, and elements of each up to which, they are taken together."""
+"""Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
+most elements of each, that are extracted together."""
 
 
 def add_blocks(
@@ -71,7 +71,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         return
     scatters, limit = _are_small(blocks, rank), array.size
     narrow = sum_dtype(array.dtype) != array.dtype
-    if narrow or (scatters and not _is_indexed(array, rank)):  # it is copied by tiles
+    if narrow or (scatters and not _is_indexed(array, rank)):  # copied tile by tile
         block, size, limit = blocks.shape[-rank:], array.shape[-rank:], tiles.TILE_ELEMENTS
         positions = np.clip(positions, np.negative(block), size)  # beyond, nothing changes any more
         begin, end = positions.min(0).clip(0), positions.max(0) + block
@@ -80,7 +80,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         positions -= begin
         if not array.size:
             return
-    lead = 0 if scatters else array.ndim - rank  # planes come last where each is one more step for a block
+    lead = 0 if scatters else array.ndim - rank  # planes come last if each is a step of its own
     extents = (*array.shape[lead:], *array.shape[:lead])
 
     def on(threads: int) -> None:
@@ -95,7 +95,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
 
 
 def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:
-    """Return tiles, each with the numbers, ascending, of blocks that may reach it: by the axis cut most."""
+    """Return tiles, each with the ascending numbers of blocks that may intersect it, by the axis with most cuts."""
     if len(cut) == 1:
         return [(pixels, (ALL,)) for pixels in cut]
     sections = np.array([[(part.start, part.stop) for part in pixels[-len(block) :]] for pixels in cut])
@@ -108,7 +108,7 @@ def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[
 def _add_to_tile(
     blocks: Array, array: Array, weights: Array | None, positions: Array, scatters: bool, pixels: Index, near: Index
 ) -> None:
-    """Add what falls into some pixels of an array (*lead, *size), block after block, of those that are near."""
+    """Add the nearby blocks to a tile of an array (*lead, *size), block after block."""
     rank, tile = positions.shape[1], array[pixels]
     begin, blocks = np.array([part.start for part in pixels[-rank:]]), blocks[(ALL, *pixels[:-rank])]
     size, block, first = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:]), positions[near]
@@ -128,9 +128,9 @@ def _add_to_tile(
 
 
 def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
-    """Yield the number of each block that meets an array, the pixels that it meets, and with which taps."""
+    """Yield the number of each block that intersects an array, and the indices of the pixels and taps in common."""
     inside = np.logical_and.reduce((first >= 0) & (first <= np.subtract(size, block)), axis=1).tolist()
-    ends = (first + block).tolist()  # which wrap around for none that lie inside
+    ends = (first + block).tolist()  # no overflow for blocks inside
     for number, (pixel, end, whole) in enumerate(zip(first.tolist(), ends, inside, strict=True)):
         if whole:
             yield number, (..., *map(slice, pixel, end)), (...,)
@@ -143,7 +143,7 @@ def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index,
 
 
 def _add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list[list[int]], first: Array) -> None:
-    """Add blocks, by their numbers along its first axes, at their first pixels (count, rank), one after another."""
+    """Add numbered blocks at their first pixels (count, rank), one after another."""
     rank = first.shape[1]
     met = _placed(first, blocks.shape[-rank:], total.shape[-rank:])
     pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
@@ -151,9 +151,9 @@ def _add_slices(total: Array, blocks: Array, weights: Array | None, numbers: lis
 
 
 def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, positions: Array, begin: Array) -> None:
-    """Add elements by their index, those of one block before those of the next, many blocks in one array operation."""
+    """Add elements by index, block after block, with many blocks in one array operation."""
     rank, zero = len(begin), np.zeros((), total.dtype)
-    nothing = -zero if total.dtype.kind in "fc" else zero  # a pixel that it is added to keeps its bits
+    nothing = -zero if total.dtype.kind in "fc" else zero  # adding it changes no bits
     planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
     step = max(1, LOOKED_UP // prod(block))
     for few in (met[start : start + step] for start in range(0, len(met), step)):
@@ -168,14 +168,14 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, pos
 
 
 def _are_small(blocks: Array, rank: int) -> bool:
-    """Return whether to look all elements up, plane by plane, takes less than to start on each block and its rows."""
+    """Return whether indexing all elements, plane by plane, is faster than one array operation per block."""
     taps, planes = prod(blocks.shape[-rank:]), prod(blocks.shape[1:-rank])
     looked_up = max(0, taps - ROW_START * (taps // blocks.shape[-1]))
     return bool(planes * (looked_up * len(blocks) + 2 * BLOCK_START) <= BLOCK_START * len(blocks))
 
 
 def _is_indexed(array: Array, rank: int) -> bool:
-    """Return whether the pixels of a plane lie whole numbers of elements behind its first."""
+    """Return whether the strides of a plane are nonnegative multiples of its itemsize."""
     return all(step >= 0 and step % array.itemsize == 0 for step in array.strides[-rank:])
 
 
@@ -187,9 +187,9 @@ def _planes_as_memory(array: Array, rank: int) -> Array:
 
 
 def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Array]:
-    """Return where in a plane's memory, in elements, the taps of blocks lie, clamped to the plane: (count, taps).
+    """Return the offsets (count, taps) of the taps of blocks in a plane's memory, in elements, clamped to the plane.
 
-    Return too the numbers of the blocks that reach out of it, and which of their taps do.
+    Also return the numbers of the blocks that extend beyond the plane, and a mask of their taps outside.
     """
     rank = len(block)
     size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // array.itemsize
@@ -203,7 +203,7 @@ def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Arr
 
 
 def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positions: Array) -> None:
-    """Take blocks out of `array` at positions (count, rank). Every element of `blocks` is written."""
+    """Extract blocks of `array` at positions (count, rank). Every element of `blocks` is written."""
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
     if not array.size:
@@ -211,7 +211,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
-    axes = array.ndim + first.shape[1]  # of a view of all blocks: NumPy has no more than 64
+    axes = array.ndim + first.shape[1]  # of a view of all blocks, at most 64 in NumPy
     many = axes <= 64 and not array.dtype.hasobject and len(blocks) >= MANY_BLOCKS and blocks[0].size <= SMALL_BLOCK
     take, nearest = _take_many if many else _take_one_by_one, call.fusion.mode == "edge"
     most = max(1, TAKEN // blocks[0].size) if many else len(blocks)
@@ -222,13 +222,13 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts], threads)
 
     with np.errstate(all="ignore"):
-        if weights is not None:  # else elements are copied, by no ufunc
+        if weights is not None:  # copies use no ufunc
             shorten_buffers(blocks)
         on_threads((take, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
 def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take blocks in one array operation, of a view of all that lie inside; then those that do not."""
+    """Extract blocks that lie inside the array in one array operation, then the others."""
     lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
     room = np.subtract(array.shape[lead:], side)
     inside = first.clip(0, room)
@@ -244,7 +244,7 @@ def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None,
 
 
 def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take each block, from its first pixel on, by an array operation of its own."""
+    """Extract each block by its own array operation."""
     rank = first.shape[1]
     size, side = array.shape[-rank:], blocks.shape[-rank:]
     partial = np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1))
@@ -267,7 +267,7 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
 
 
 def _take_beyond(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool, few: Array) -> None:
-    """Take blocks that reach out of an array, by their numbers, element by element."""
+    """Extract numbered blocks that extend beyond the array, element by element."""
     along: list[Array] = []
     lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
     for axis, taps in enumerate(side):

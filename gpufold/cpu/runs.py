@@ -1,11 +1,11 @@
-"""A tile by runs: a tap is one contiguous addition over a whole plane, or over many of them.
+"""Tiles by runs: a tap is one contiguous addition over a whole plane, or over many planes.
 
-The sums of a large plane lie phase by phase, in rows as long as those of blocks. What runs past the end of a row falls
-on the first cells of the next: those, and the ones that have no room, are strips that are added by cells.
+The sums of a large plane are stored phase by phase, in rows as long as those of blocks. A run that passes the end of a
+row lands on the first cells of the next row. Those cells, and cells without room, are strips that are added by cells.
 
-Small planes are copied side by side first, a run for each tap. A block is added a fixed distance behind its place: past
-the end of its row only if it lands in the padding, where the copy has a zero, which changes no sum that starts from +0.
-So taps a stride apart are one reduction.
+Small planes are first copied side by side, with a run for each tap. Every block is added at a fixed distance from its
+place. It passes the end of its row only if it lands in the padding, where the copy has a zero; a zero changes no sum
+that starts from +0. So taps a stride apart are one reduction.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
 from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 20000
-"""Blocks of a plane from which a flat run is a long enough inner loop, and bytes of sums from which it takes less than
-a copy, as it does wherever runs reach whole rows."""
+"""Least blocks of a plane for a long inner loop, and least bytes of sums for which runs are faster than a copy, unless
+runs reach whole rows: these are always faster."""
 
 COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 19)
-"""Of a plane's columns that are copied, and twice as many where nothing is widened before; and of those of several
-planes at a time, which stay in a core's cache."""
+"""Most bytes of a plane's columns that are copied, twice as many if nothing is widened first; bytes of the columns of
+several planes that stay in a core's cache."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
 @kept
 def are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> tuple[int, int]:
-    """Return which pixels of a row the runs of a whole plane reach, if these are long enough, else none."""
+    """Return the range of a row's pixels that the runs of a whole plane reach, or an empty one if runs are short."""
     last, size = axes[-1], axes[-1].size
     low = min(size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
     high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
@@ -50,13 +50,13 @@ def are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...])
 
 
 def _is_flat(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> bool:
-    """Return whether the rows of a plane's blocks follow one another."""
+    """Return whether the rows of a plane's blocks are contiguous."""
     follow = len(axes) == 1 or axes[-2].blocks == 1 or strides[-2] == axes[-1].blocks * strides[-1]
     return bool(follow and strides[-1] <= dtype.itemsize)
 
 
 def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add split columns into an image, every element of which is written, by cells where runs would be short."""
+    """Add split columns into an image, every element of which is written; by cells if runs would be short."""
     if not columns.size:
         return fold_cells(columns, image, axes, weights)
     if len(axes) == 1:  # a single axis is a single row
@@ -81,14 +81,14 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             few = (..., slice(of_section.start, of_section.stop))
             of_few = None if weights is None else weights[few]
             strip: Array = np.empty((*image.shape[:2], stop - start, *image.shape[2:-1]), image.dtype)
-            strip = strip.transpose(0, 1, *range(3, image.ndim), 2)  # few pixels a row: inner loops are along the rows
+            strip = strip.transpose(0, 1, *range(3, image.ndim), 2)  # rows are short: inner loops go across them
             fold_cells(columns[few], strip, (*outer, section), of_few)
             image[..., start:stop] = strip
 
 
 @kept
 def _pairs(axes: tuple[Axis, ...]) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
-    """Return the phases of the sums, their cells, and what is added to what; the rows of both are one axis."""
+    """Return the phases and cells of the sums, and pairs of indices (sums, columns); rows are merged into one axis."""
     whole = [Piece(ALL, 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in axes]
     pairs, pitch = [], axes[-1].blocks
     for groups in product(*(tuple(groups_of(axis, piece, True)) for axis, piece in zip(axes, whole, strict=True))):
@@ -113,26 +113,26 @@ def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], w
 
 
 _View: TypeAlias = tuple[int, Size, Size]
-"""The first element, the shape and the steps, in elements, of a view of an array of one axis."""
+"""A view of a 1-D array: first element, shape and strides in elements."""
 
 
 class _Layout(NamedTuple):
-    """Where the columns of some planes lie in a copy, and their sums."""
+    """The layout of a copy of some planes' columns, and of their sums."""
 
     copy: _View
     """(planes, *taps, *places)"""
     copies: tuple[tuple[Index, Index], ...]
-    """Places, and the columns that are copied there."""
+    """Indices in the copy, and the indices of the columns that are copied there."""
     zeros: tuple[Index, ...]
-    """Places that are copied, but reach past an end of their row."""
+    """Indices in the copy that are set to zero, because they pass an end of their row."""
     added: tuple[tuple[_View, Index], ...]
-    """(*taps a stride apart, *phases, run) of the copy, and which phases these are."""
+    """Views (*taps a stride apart, *phases, run) of the copy, and the indices of these phases in the sums."""
     sums: _View
     """(planes, *phases, *cells)"""
     begin: Size
-    """Where the image begins in its first cell."""
+    """The pixel of the first cell at which the image begins."""
     elements: int
-    """Of the copy."""
+    """Elements of the copy."""
 
 
 def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -142,7 +142,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     elif len(image) > image.shape[1]:
         columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
-    narrow = is_narrow(columns, image)  # which are widened before, as many bytes once more
+    narrow = is_narrow(columns, image)  # widened first, into as many bytes again
     most = max(1, PLANES_BYTES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
@@ -161,7 +161,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     ]
     zeros, added = [copy[place] for place in layout.zeros], [(_view(copied, v), sums[p]) for v, p in layout.added]
     for source, pixels in zip(columns, image, strict=True):
-        for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
+        for start in (min(first, planes - count) for first in range(0, planes, count)):  # the last ones may repeat some
             few = slice(start, start + count)
             terms = widened(source[few]) if narrow else source[few]
             for place, some, factors in copies:
@@ -181,7 +181,7 @@ def _view(array: Array, view: _View) -> Array:
 
 @kept
 def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
-    """Lay out so many planes, in rows of cells from the first that has pixels, or of blocks where these are more."""
+    """Lay out planes in rows of cells, from the first cell with pixels on, or of blocks if these are more."""
     *outer, last = axes
     kernel, strides, pads = zip(*((axis.kernel, axis.stride, axis.pad_begin) for axis in axes), strict=True)
     first = [pad // stride for pad, stride in zip(pads, strides, strict=True)]  # counted from where the padding begins
@@ -226,10 +226,10 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
 
 
 def _taps_alike(axis: Axis) -> list[tuple[int, slice, int, int, int, int]]:
-    """Return the taps of an axis, those together that reach phases side by side.
+    """Return the taps of an axis, grouped if they reach adjacent phases.
 
-    These are the first, its phases, the cell where its first block begins, how often the phases come again, and how
-    many taps and cells further.
+    A group is its first tap, its phases, the cell where its first block begins, how often the phases recur, and after
+    how many taps and cells.
     """
     common = gcd(axis.stride, axis.dilation)
     jump, further = axis.stride // common, axis.dilation // common

@@ -1,4 +1,4 @@
-"""Tiles of an image: planes first, then sections of the axes; and how many threads they are worth."""
+"""Tiles of an image, cut along planes first and then along the spatial axes, and their distribution over threads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
 CACHE_BYTES = cache_bytes()
-"""Of a core, for what it works on at a time."""
+"""Bytes of a core's cache."""
 
 KEPT_BYTES = CACHE_BYTES // 4
-"""Of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
+"""Bytes of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
 
 SMALL_ELEMENTS = 1 << 14
-"""Column elements up to which starting array operations takes longer than to add each by its index."""
+"""Most column elements for which indexing is faster than array operations."""
 
 TILE_ELEMENTS = 1 << 19
-"""Pixels of a tile at most: its scratch is all a call needs."""
+"""Most pixels of a tile, which bounds the scratch memory of a call."""
 
 
 def for_each_tile(
@@ -33,7 +33,7 @@ def for_each_tile(
     ways: Sequence[tuple[int, *tuple[Any, ...]]],
     *more: Any,
 ) -> None:
-    """Call work(columns, pixels, axes, *how, *more) for tiles: the way (most pixels, *how) that takes least time."""
+    """Call work(columns, pixels, axes, *how, *more) for tiles, with the fastest of the ways (most pixels, *how)."""
 
     def on(threads: int, limit: int, *how: Any) -> None:
         on_tiles(threads, limit, work, columns, image, axes, *how, *more)
@@ -54,7 +54,7 @@ def on_tiles(
     axes: tuple[Axis, ...],
     *more: Any,
 ) -> None:
-    """Call work(columns, pixels, axes, *more) for tiles of at most so many pixels, on so many threads."""
+    """Call work(columns, pixels, axes, *more) for tiles of at most `limit` pixels, on `threads` threads."""
     if threads == 1 and image.size <= limit:
         return work(columns, image, axes, *more)
     parts = _parts(image.shape, axes, limit, threads, image.strides, strides_of_blocks(columns))
@@ -65,7 +65,7 @@ def on_tiles(
 def _parts(
     shape: Size, axes: tuple[Axis, ...], limit: int, threads: int, *strides: Size
 ) -> tuple[tuple[Index, Index, tuple[Axis, ...]], ...]:
-    """Return the tiles of an image for so many threads, each by its columns, its pixels and its axes."""
+    """Return the tiles of an image for a number of threads: the indices of columns and pixels, and the axes."""
     taps = (ALL,) * len(axes)
     cut = cut_into_tiles(shape, axes, limit, threads, *strides)
     return tuple([((*each.pixels[:2], *taps, *each.blocks), each.pixels, each.axes) for each in cut])
@@ -82,5 +82,5 @@ def kept_bytes(shape: Size, strides: Size) -> int:
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:
-    """Return how many pixels so many column elements land on."""
+    """Return how many pixels a number of column elements lands on."""
     return max(1, elements * image.size // max(1, columns.size))

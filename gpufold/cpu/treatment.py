@@ -1,4 +1,4 @@
-"""What becomes of elements on their way into an image besides being added, and what sums are divided by."""
+"""Fused arithmetic: weights, means and their divisors."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Weights: TypeAlias = tuple[Array, ...] | None
 
 @dataclass(slots=True)
 class Treatment:
-    """What becomes of the elements besides being added: `Fusion` with a window's weights in the shape of a block."""
+    """The fused arithmetic of a call: its `Fusion`, with a window's weights in the shape of a block."""
 
     move: bool = False
-    """They are stored, not added: no two of them meet."""
+    """Whether elements are stored, not added, because no two share a pixel."""
     weights: Array | None = None
-    """Of every tap of a block."""
+    """Weights of the taps of a block."""
     by_axis: tuple[Array, ...] | None = None
-    """The weights of each axis, where a mean's window is separable."""
+    """Weights of each axis, if a mean's window is separable."""
     reduction: str = "sum"
     accumulate: bool = False
     divisors: dict[tuple[Axis, ...], tuple[Array, Array | None]] = field(default_factory=dict)
-    """What the tile before was divided by, for one of other planes; see `_divisor`."""
+    """Divisors of the previous tile, which are reused for other planes; see `average`."""
 
 
 SUM, MOVE = Treatment(), Treatment(move=True)
 
 
 def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
-    """Bring a call's fusion and window into the shape of a block of split columns; strings move."""
+    """Return the treatment of a call, with weights in the shape of a block of split columns; strings move."""
     if fusion is PLAIN or fusion == PLAIN:
         return MOVE if is_string(columns.dtype) else SUM
     weights, by_axis = None, None
@@ -60,7 +60,7 @@ def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Ax
 
 
 def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
-    """Return the weight of every tap of a block, as `product_of` its axes where the window is separable."""
+    """Return the weight of every tap of a block: the `product_of` its axes if the window is separable."""
     if len(window) == 1 and not least:
         return window[0].reshape(block_shape)
     with np.errstate(all="ignore"):  # as in sums
@@ -69,7 +69,7 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
 
 
 def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
-    """Divide a tile's sums by what landed on each pixel; zero where the divisor is below the smallest normal number."""
+    """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
     known = treatment.divisors.get(axes)
     if known is None:
         dtype, plain = ELEMENT_TYPES[total.dtype.name].weight, treatment.weights is None
@@ -81,7 +81,7 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
 
 @kept
 def _counted(axes: tuple[Axis, ...], dtype: str) -> tuple[Array, Array | None]:
-    """Return how many taps a plane's sums are divided by, and which of them are zero then, if any."""
+    """Return how many taps land on each pixel of a plane, as `_covered` returns divisors."""
     counts = [_counts(axis) for axis in axes]
     most = prod(int(count.max()) for count in counts)
     exact = dtype if most <= 1 << np.finfo(dtype).nmant else "float64"
@@ -98,12 +98,12 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
 
 
 def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array | None]:
-    """Return a divisor with nothing below the smallest normal number, and where blocks land on what was."""
+    """Return a divisor with 1 in place of what is below the smallest normal number, and a mask of that under blocks."""
     tiny = np.finfo(divisor.dtype).tiny
     bare = (-tiny < divisor) & (divisor < tiny)
     if not bare.any():
         return divisor, None
-    divisor = divisor if axes else divisor.copy()  # which is the caller's then
+    divisor = divisor if axes else divisor.copy()  # without axes it is the caller's
     np.copyto(divisor, divisor.dtype.type(1), where=bare)
     if axes:
         bare &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
@@ -111,7 +111,7 @@ def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array 
 
 
 def _divide(sums: Array, divisor: Array, bare: Array | None, result: Array) -> None:
-    """Divide, and give zero where it is bare."""
+    """Divide, and store zero where `bare` is true."""
     divide(sums, divisor, result)
     if bare is not None:
         np.copyto(result, np.zeros((), result.dtype), where=bare)
@@ -124,12 +124,12 @@ def _counts(axis: Axis) -> Array:
 
 
 def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> Array:
-    """Return what a pixel of one plane is divided by, in an array of its own."""
+    """Return the divisors of a plane's pixels, as a new array."""
     if treatment.by_axis is not None:
         shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
         divisor: Array = reduce(np.multiply.outer, shares)
         for number, axis in enumerate(axes):
-            # where nothing lands along an axis, nothing does, whatever the sums of the others
+            # a pixel that no tap reaches along one axis is uncovered, whatever the other axes sum to
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
         return divisor
     assert treatment.weights is not None
@@ -143,7 +143,7 @@ def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dty
 
 
 def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
-    """Fold one plane whose blocks are all the same."""
+    """Fold one plane of equal blocks."""
     rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
     image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
@@ -154,9 +154,9 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
 
 @kept
 def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
-    """Return an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
+    """Return an axis with fewer blocks and the same divisors, and its pixel for each pixel, or None if none is removed.
 
-    Past the first blocks and before the last ones, pixels a stride apart are reached by the same taps.
+    Between the first blocks and the last ones, pixels a stride apart are reached by the same taps.
     """
     least = -(-axis.dilated_kernel // axis.stride) + 1
     missing = (axis.blocks - least) * axis.stride

@@ -1,7 +1,7 @@
-"""Where every element goes: the formulas and all the checks, in exact Python integers.
+"""Geometry: the formulas and checks of all sizes, in exact Python integers.
 
-A call becomes one frozen geometry here or raises; nothing later checks sizes again. This module
-knows no array library: it sees shapes and integers only, so sizes of 2**62 cost nothing.
+Each call becomes a frozen geometry here, or raises; sizes are not checked again. Only shapes and integers are read, so
+sizes of 2**62 cost nothing.
 
     SlidingGeometry   col2im and im2col: columns (N, C*prod(kernel), L) <-> image (N, C, *size)
     BlocksGeometry    blocks_to_array and array_to_blocks: blocks (*lead, *blocks, *block) <-> array (*lead, *size)
@@ -47,4 +47,4 @@ from gpufold.geometry.space import space_axes as space_axes
 from gpufold.geometry.space import space_to_batch_geometry as space_to_batch_geometry
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry
-"""What a call becomes."""
+"""The geometry of any call."""

@@ -1,4 +1,4 @@
-"""One spatial axis of sliding blocks, and what blocks have on theirs."""
+"""One spatial axis of sliding blocks, and geometries with several axes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpufold.geometry.integers import Size
 
 
 def hash_once(geometry: Any) -> int:
-    """Return a geometry's hash, which is made once: the caches of every call ask for it.
+    """Return a geometry's hash, computed once, because the caches of every call need it.
 
-    It is the same in every process that a geometry is sent to, as that of None is not.
+    It is the same in every process: None, whose hash is not, counts as 0.
     """
     known = geometry.__dict__
     if "hash" not in known:
@@ -27,7 +27,7 @@ def hash_once(geometry: Any) -> int:
 class Axis(NamedTuple):
     """One spatial axis of sliding blocks: tap k of block b lands on pixel b*stride + k*dilation - pad_begin.
 
-    A section of an image (see `section`) may have negative pads; what a caller gives may not.
+    A section of an image (see `section`) may have negative pads; a caller's pads may not be negative.
     """
 
     size: int
@@ -49,7 +49,7 @@ class Axis(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks that fit along this axis; below 1 where the padded image is smaller than the dilated kernel.
+        """Blocks that fit along this axis; below 1 if the padded image is smaller than the dilated kernel.
 
         >>> Axis(size=16, kernel=3, stride=2, dilation=2, pad_begin=1, pad_end=1).blocks
         7
@@ -57,7 +57,7 @@ class Axis(NamedTuple):
         return (self.padded_size - self.dilated_kernel) // self.stride + 1
 
     def pixel(self, block: int, tap: int) -> int:
-        """Return the pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
+        """Return the pixel that a tap of a block lands on; outside [0, size) it is in the padding."""
         return block * self.stride + tap * self.dilation - self.pad_begin
 
     def reach(self, tap: int) -> range:
@@ -79,7 +79,7 @@ class Axis(NamedTuple):
 
     @property
     def overlap(self) -> Axis:
-        """The axis of those taps and blocks on whose pixels others land too: earlier blocks with later taps.
+        """The axis of the taps and blocks whose pixels are also reached by later taps of earlier blocks.
 
         >>> Axis(size=4, kernel=2, stride=3, dilation=3, pad_begin=1, pad_end=3).overlap
         Axis(size=4, kernel=1, stride=3, dilation=3, pad_begin=-2, pad_end=0)
@@ -92,8 +92,8 @@ class Axis(NamedTuple):
     def section(self, start: int, stop: int) -> tuple[Axis, range]:
         """Return the axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
 
-        The blocks are numbered from the first of that range, so that a section is a geometry of its
-        own; where no block reaches it, the range is empty and the axis has no block.
+        The blocks are numbered from the first of that range, so a section is a geometry by itself. If no block
+        reaches it, the range is empty and the axis has no block.
 
         >>> axis, blocks = Axis(size=100, kernel=8, stride=4, dilation=1, pad_begin=0, pad_end=0).section(20, 30)
         >>> blocks, axis.pixel(0, 0)
@@ -108,9 +108,9 @@ class Axis(NamedTuple):
 
     @property
     def turned(self) -> Axis:
-        """The axis with blocks and taps in each other's place: tap k of block b is its tap b of block k.
+        """The axis with blocks and taps exchanged: tap k of block b is its tap b of block k.
 
-        Taps that all land on one pixel, under dilation 0, have no such axis.
+        There is none for dilation 0.
 
         >>> axis = Axis(size=9, kernel=5, stride=3, dilation=1, pad_begin=0, pad_end=1).turned
         >>> axis.kernel, axis.blocks, axis.pixel(block=4, tap=1)
@@ -141,7 +141,7 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class OnAxes:
-    """How blocks that slide along the last axes of an array (*lead, *size) belong together with it."""
+    """Geometry of blocks that slide along the last axes of an array (*lead, *size)."""
 
     lead: Size
     axes: tuple[Axis, ...]
@@ -167,5 +167,5 @@ class OnAxes:
 
     @cached_property
     def covers_all(self) -> bool:
-        """Whether there is a block on every element."""
+        """Whether blocks cover every element."""
         return not any(axis.uncovered for axis in self.axes)

@@ -1,4 +1,4 @@
-"""Sliding blocks beside each other, of an array: `blocks_to_array` and `array_to_blocks`."""
+"""Sliding blocks in a block-major layout: `blocks_to_array` and `array_to_blocks`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpufold.given import word
 
 
 class BlocksGeometry(OnAxes):
-    """How blocks (*lead, *num_blocks, *block_shape) and an array (*lead, *size) belong together."""
+    """Geometry of blocks (*lead, *num_blocks, *block_shape) and an array (*lead, *size)."""
 
     @cached_property
     def blocks_shape(self) -> Size:
@@ -34,7 +34,7 @@ class BlocksGeometry(OnAxes):
 
     @cached_property
     def hangs_over(self) -> bool:
-        """Whether blocks may hang over the end of an axis: by how much, a compiler may have symbols for."""
+        """Whether blocks may extend beyond the end of an axis; symbolic sizes count as if they did."""
         return any(type(axis.pad_end) is not int or axis.pad_end > 0 for axis in self.axes)
 
     @cached_property
@@ -44,7 +44,7 @@ class BlocksGeometry(OnAxes):
 
 
 def merged_axes(extents: Size, first_strides: Size, second_strides: Size) -> list[tuple[int, int, int]]:
-    """Make axes that two arrays walk as one to one; return the extents above 1, each with its stride in both arrays.
+    """Merge axes that are contiguous in two arrays; return the extents above 1, each with its strides in both.
 
     >>> merged_axes((4, 1, 2, 3), (60, 60, 30, 10), (100, 7, 6, 2))
     [(4, 60, 100), (6, 10, 2)]
@@ -65,8 +65,8 @@ def blocks_as_columns(
 ) -> tuple[SlidingGeometry, Size, Size]:
     """Return blocks and array as columns and an image, with the strides of the split columns and of the image.
 
-    Leading axes that both arrays walk as one become one. The first two that are left count as batch and channels, those
-    after them as spatial axes whose every pixel is a block.
+    Leading axes that are contiguous in both arrays are merged. The first two that remain become batch and channels; the
+    others become spatial axes with one block per pixel.
 
     >>> geometry = array_to_blocks_geometry((2, 3, 8), (4,), 2)
     >>> sliding, *strides = blocks_as_columns(geometry, (36, 12, 4, 1), (24, 8, 1))
@@ -94,7 +94,7 @@ def blocks_as_columns(
 
 
 def _last(operation: str, name: str, last: object, _: Size) -> str:
-    """Return what becomes of blocks at multiples of the strides that hang over the end of an axis: "drop" or "over"."""
+    """Return how to place the last of blocks at multiples of the strides, "drop" or "over", or raise."""
     known = word(operation, name, last, LAST_BLOCKS)
     if known in ("over", "drop"):
         return known
@@ -107,7 +107,7 @@ def _last(operation: str, name: str, last: object, _: Size) -> str:
 def _block_axes(
     operation: str, shape: Size, block_shape: Size, strides: PerAxis, size_name: str, over: bool
 ) -> tuple[Axis, ...]:
-    """Check block and strides, and that a block fits into an array of a shape or hangs over its end."""
+    """Check block and strides, and that a block fits into an array or, with `over`, may extend beyond it."""
     rank, size = len(block_shape), shape[len(shape) - len(block_shape) :]
     apart = max(0, sum(extent > 1 for extent in shape[: len(shape) - rank]) - 2)  # as in blocks_as_columns
     axes = max(len(shape) + rank, 2 + 2 * (apart + rank))
@@ -129,7 +129,7 @@ def _block_axes(
 
 
 def over_the_end(extent: int, block: int, stride: int) -> int:
-    """Return how far the last of the blocks that cover an axis hangs over its end."""
+    """Return how far the last of the blocks that cover an axis extends beyond its end."""
     return max(0, -(-(extent - block) // stride)) * stride + block - extent
 
 
@@ -144,7 +144,7 @@ def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:
 def array_to_blocks_geometry(
     array_shape: Size, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
-    """Check the sizes of an array_to_blocks call, whose array is given; its `last` blocks may hang over the ends.
+    """Check the sizes of an array_to_blocks call; with last="over" blocks may extend beyond the array.
 
     >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
     (2, 7, 5, 4, 4)
@@ -165,7 +165,7 @@ def array_to_blocks_geometry(
 def blocks_to_array_geometry(
     blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
-    """Check the sizes of a blocks_to_array call, whose blocks are given; the `last` ones may hang over the ends.
+    """Check the sizes of a blocks_to_array call; with last="over" blocks may extend beyond the array.
 
     >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
     (7, 5)

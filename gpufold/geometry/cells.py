@@ -1,4 +1,4 @@
-"""Axes by cells: the groups of taps, or of blocks, that one array operation serves."""
+"""Axes by cells: groups of taps, or of blocks, that one array operation processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpufold.geometry.axes import Axis
 from gpufold.keeping import kept
 
 LONG_STRIDE = 8
-"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
+"""Least stride of the last axis for which the phases of a cell are a long enough inner loop."""
 
 FEWER, FEWER_LONG, LONG_KERNEL, MANY_OPERATIONS = 2, 1.25, 16, 1 << 8
-"""Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
-are blocks, and times as many of a long kernel; its taps; and array operations from which any fewer are better."""
+"""Ratios of groups of taps to groups of blocks above which an axis is processed by blocks: above 1, because blocks are
+often contiguous, and lower for long kernels; least taps of a long kernel; operations from which the ratio is 1."""
 
 LARGE_BLOCK = 1 << 14
-"""Taps of a block from which it is added whole, as it lies in memory: no array operation on one is short."""
+"""Least taps of a block that is added whole, because an array operation on one block is long enough."""
 
 
 class Group(NamedTuple):
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
-    """Return the whole cells of an axis whose first pixel is pixel `begin` of them, and what is before and after."""
+    """Yield the whole cells of an axis that begins at pixel `begin` of a cell, and the parts before and after them."""
     head = min(axis.size, -begin % axis.stride)
     tail = axis.size - (axis.size - head) % axis.stride
     for start, stop in ((0, head), (head, tail), (tail, axis.size)):
@@ -54,7 +54,7 @@ def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
 
 
 def groups_of(axis: Axis, piece: Piece, group_phases: bool, begin: int = 0) -> Iterator[Group]:
-    """Return the groups that reach a piece of cells, of which the axis begins at pixel `begin`, by ascending taps."""
+    """Yield the groups that reach a piece, by ascending taps; the axis begins at pixel `begin` of a cell."""
     tap, blocks, step = 0, axis.blocks, max(1, axis.dilation)
     first = (piece.pixels.start + begin) % axis.stride if begin else 0  # phase of the piece
     while tap < axis.kernel:
@@ -76,29 +76,29 @@ def groups_of(axis: Axis, piece: Piece, group_phases: bool, begin: int = 0) -> I
 
 
 class Plan(NamedTuple):
-    """How axes are served: each in groups of its taps or, where these are more, of its blocks."""
+    """How axes are processed: each in groups of its taps or, if there are fewer, of its blocks."""
 
     axes: tuple[Axis, ...]
     turned: tuple[bool, ...]
-    """Which of them are turned. Their groups come last to first: the last block on a pixel has its first tap."""
+    """Axes that are turned. Their groups come last to first: the last block on a pixel has its first tap."""
     once: bool
     """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
     apart: bool
     """Whether no two blocks overlap: each pixel has one tap at most."""
     operations: int
-    """Array operations at most."""
+    """Most array operations."""
 
 
 def groups_phases(axis: Axis, is_last: bool) -> bool:
-    """Return whether taps at several phases make a group: of the last axis, they are to make a long inner loop."""
+    """Return whether taps at several phases form a group; along the last axis only if the inner loop is long."""
     return axis.dilation > 0 and (not is_last or axis.stride >= LONG_STRIDE)
 
 
 @kept
 def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
-    """Choose how axes are served, with no more array operations than the square root of the column elements or so.
+    """Choose how axes are processed, with about as many array operations as the square root of the column elements.
 
-    Where taps lie closer to one another than blocks, those make the longer inner loops.
+    If taps lie closer together than blocks, taps make the longer inner loops.
     """
     counts: list[list[int]] = []
     last = len(axes) - 1

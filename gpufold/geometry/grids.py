@@ -1,4 +1,4 @@
-"""Blocks at positions of a grid, and what they are stitched into: `grid_positions` and `Stitcher`."""
+"""Sizes of `grid_positions` and `Stitcher`: blocks on a grid, and the array that they cover."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpufold.given import word
 LastBlock: TypeAlias = Literal["shift", "even", "over", "drop"]
 LastSlidingBlock: TypeAlias = Literal["drop", "over"]
 LAST_BLOCKS = get_args(LastBlock)
-"""What becomes of a block that reaches beyond the end of an axis: see `gpufold.grid_positions`."""
+"""How to place the last block of an axis, see `gpufold.grid_positions`."""
 
 ENDLESS = sys.maxsize
-"""The extent of an axis without an end."""
+"""The extent of an unbounded axis."""
 
 
 class GridAxis(NamedTuple):
@@ -66,20 +66,20 @@ def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> t
 
 def _axis(axis: int, extent: int, block: int, stride: int, last: str) -> GridAxis:
     """Return where blocks begin along one axis."""
-    free = max(0, extent - block)  # where the last block begins that ends with the axis
+    free = max(0, extent - block)  # where a block begins that ends with the axis
     steps = free // stride if last == "drop" else -(-free // stride)
     end = free if last in ("shift", "even") else steps * stride
     if end > sys.maxsize:
         raise ValueError(
             f"grid_positions: positions must fit into 64 bits, got a last block at {end} on spatial axis {axis}"
         )
-    if last == "even":  # in double precision, as in nnU-Net, whose tiles these are
+    if last == "even":  # in double precision, as in nnU-Net
         return GridAxis(steps + 1, free / max(1, steps), end)
     return GridAxis(steps + 1, min(stride, end), end)
 
 
 def stitched_sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
-    """Return the leading extents of a stitcher's result, those along a tile's axes, and the tile's; None is ENDLESS."""
+    """Return the leading and other extents of a stitcher's result, and the tile's shape; None becomes ENDLESS."""
     open_axes: list[int] = []
     if type(output_shape) in (tuple, list):
         open_axes = [axis for axis, extent in enumerate(output_shape) if extent is None]

@@ -1,4 +1,4 @@
-"""What callers give for sizes, as exact Python integers: one for each axis, and in range."""
+"""Conversion and checks of sizes: exact Python integers, one per axis and in range."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
 
 Sizes: TypeAlias = "SupportsIndex | Iterable[SupportsIndex]"
-"""What callers give: an integer for every axis alike, or a sequence or an array of one per axis."""
+"""Sizes as callers give them: one integer for all axes, or a sequence or an array with one per axis."""
 
 Extents: TypeAlias = "Sequence[SupportsIndex] | npt.NDArray[Any]"
-"""The same where the number of values says how many axes there are."""
+"""Sizes whose number of values determines the number of axes."""
 
 PerAxis: TypeAlias = "int | Size"
-"""An integer for every axis alike, or one integer per axis."""
+"""One integer for all axes, or one integer per axis."""
 
 MOST_AXES = 64
-"""Of an array, in NumPy."""
+"""Most axes of a NumPy array."""
 
 MOST_KEPT = 256
-"""Results of a check."""
+"""Most cached results of a check."""
 
 MARSHAL = 2
-"""A version that writes equal integers, words and tuples alike, and 1, True and 1.0 apart: the fastest key of sizes."""
+"""A version of marshal that writes equal sizes alike and distinguishes 1, True and 1.0: the fastest cache key."""
 
 GeometryT = TypeVar("GeometryT")
 
 
 def as_integers(operation: str, name: str, value: object) -> PerAxis:
-    """Turn what a caller gave into an int or a tuple of ints, exactly, or raise TypeError.
+    """Convert an argument to an int or a tuple of ints, exactly, or raise TypeError.
 
     >>> as_integers("col2im", "strides", [2, 3])
     (2, 3)
@@ -74,10 +74,10 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
 
 
 def check_of_sizes(**others: Callable[..., Any]) -> Callable[[Callable[..., GeometryT]], Callable[..., GeometryT]]:
-    """Return a decorator for a check of an array's shape and of sizes, which takes these as callers give them.
+    """Return a decorator for a check of an array's shape and of sizes: it converts the sizes and caches results.
 
-    What is no size has a function of its own, of (operation, name, value, shape). Results are kept; the symbols that
-    a compiler has for sizes are for the check itself, `__wrapped__`.
+    Other arguments are converted by functions of (operation, name, value, shape). A compiler's symbolic sizes need the
+    undecorated check, `__wrapped__`.
     """
 
     def decorate(check: Callable[..., GeometryT]) -> Callable[..., GeometryT]:
@@ -114,7 +114,7 @@ def check_of_sizes(**others: Callable[..., Any]) -> Callable[[Callable[..., Geom
 
 
 def as_count(operation: str, name: str, value: object) -> int:
-    """Return a number of at least 1 that a caller gave, exactly, or raise."""
+    """Return an argument that must be an integer of at least 1, or raise."""
     try:
         count = as_integers(operation, name, value)
     except (TypeError, ValueError):
@@ -127,7 +127,7 @@ def as_count(operation: str, name: str, value: object) -> int:
 
 
 def _integer(value: Any) -> int:
-    """Return a number as an int; True and False are none."""
+    """Return a number as an int; True and False are refused."""
     if isinstance(value, bool | np.bool):  # the latter was an integer until NumPy 2.2
         raise TypeError("truth is no number")
     return operator.index(value)
@@ -146,7 +146,7 @@ def expand(operation: str, name: str, value: PerAxis, rank: int, source: str) ->
 
 
 def sequence(operation: str, name: str, value: PerAxis) -> Size:
-    """Return a value whose length says how many spatial axes there are, and raise where it has none."""
+    """Return a value whose length is the number of spatial axes; raise if it is an integer or empty."""
     if isinstance(value, int) or not value:
         write = f"; write ({shown(value)}, {shown(value)}) for two spatial axes" if isinstance(value, int) else ""
         raise (TypeError if isinstance(value, int) else ValueError)(
@@ -157,7 +157,7 @@ def sequence(operation: str, name: str, value: PerAxis) -> Size:
 
 
 def whole_shape(operation: str, name: str, value: PerAxis) -> Size:
-    """Return the shape of a result, and raise where it is an integer, which could be any number of axes."""
+    """Return the shape of a result; raise if it is an integer, which leaves the number of axes open."""
     if isinstance(value, int):
         raise TypeError(
             f"{operation}: {name} must be a sequence, the whole shape of the array, got {shown(value)}; "
@@ -167,7 +167,7 @@ def whole_shape(operation: str, name: str, value: PerAxis) -> Size:
 
 
 def check_at_least(operation: str, name: str, values: Size, least: int, axes: str = "axis") -> None:
-    """Raise unless there is at least so much on every axis; `axes` says which are counted."""
+    """Raise unless every value is at least `least`; `axes` is the word for an axis in messages."""
     for axis, value in enumerate(values):
         if value < least:
             raise ValueError(
@@ -177,7 +177,7 @@ def check_at_least(operation: str, name: str, values: Size, least: int, axes: st
 
 
 def check_axes(operation: str, name: str, value: object, axes: int, what: str) -> None:
-    """Raise where an array that a call needs would have more axes than an array can have."""
+    """Raise if an array that a call needs would have too many axes."""
     if axes > MOST_AXES:
         raise ValueError(
             f"{operation}: an array has at most {MOST_AXES} axes, but {what} would have {axes}: {name}={value}"

@@ -1,4 +1,4 @@
-"""Blocks at positions of their own, and what is divided by their weights: `add_blocks`, `take_blocks`, `average`."""
+"""Blocks at arbitrary positions, and division by weights: `add_blocks`, `take_blocks`, `average`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes,
 
 @dataclass(frozen=True)
 class PositionsGeometry:
-    """How blocks (count, *lead, *block_shape) lie on an array (*lead, *size), at positions that are an array."""
+    """Geometry of blocks (count, *lead, *block_shape) at positions in an array (*lead, *size)."""
 
     count: int
     lead: Size
@@ -31,7 +31,7 @@ class PositionsGeometry:
 
 @check_of_sizes()
 def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
-    """Check the sizes of an add_blocks call; positions say by their last axis how many axes of the array have any.
+    """Check the sizes of an add_blocks call; the last axis of positions determines the number of spatial axes.
 
     >>> add_blocks_geometry((3, 100, 200), (7, 3, 8, 9), (7, 2)).block_shape
     (8, 9)
@@ -67,7 +67,7 @@ def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: 
 
 
 def _positions_shape(operation: str, positions_shape: Size) -> tuple[int, int]:
-    """Return the number of positions and of the axes that they have."""
+    """Return the number of positions and of spatial axes."""
     if len(positions_shape) != 2 or not positions_shape[1]:
         raise ValueError(
             f"{operation}: positions must be (number of blocks, number of spatial axes), at least one axis, "
@@ -77,7 +77,7 @@ def _positions_shape(operation: str, positions_shape: Size) -> tuple[int, int]:
 
 
 def _leading_axes(operation: str, name: str, array_shape: Size, positions_shape: Size) -> int:
-    """Return the number of axes that an array has before those with positions."""
+    """Return the number of an array's axes before the spatial ones."""
     rank = positions_shape[1]
     if len(array_shape) < rank:
         raise ValueError(
@@ -88,7 +88,7 @@ def _leading_axes(operation: str, name: str, array_shape: Size, positions_shape:
 
 
 class AverageGeometry(OnAxes):
-    """How weights (*size) lie on an array (*lead, *size) that is divided by them: as one block of it does."""
+    """Geometry of weights (*size) that divide an array (*lead, *size), like one block as large as the array."""
 
     @property
     def blocks_shape(self) -> Size:

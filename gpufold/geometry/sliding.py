@@ -1,4 +1,4 @@
-"""Sliding blocks as columns, of an image: `col2im` and `im2col`."""
+"""Sliding blocks in column layout: `col2im` and `im2col`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes,
 
 SPATIAL = "spatial axis"
 MOST_CHANNELS = 4
-"""Of an image whose last axis may be its channels."""
+"""Most channels for which an error asks whether an image is channels last."""
 
 
 class SlidingGeometry(OnAxes):
-    """How columns (N, C*prod(kernel), L) and an image (N, C, *size) belong together; lead is (N, C) or (C,)."""
+    """Geometry of columns (N, C*prod(kernel), L) and an image (N, C, *size); lead is (N, C) or (C,)."""
 
     @property
     def batch(self) -> int:
-        """N, and 1 where there is none."""
+        """N, or 1 without a batch axis."""
         return prod(self.lead[:-1])
 
     @property
@@ -36,19 +36,19 @@ class SlidingGeometry(OnAxes):
 
     @cached_property
     def split_columns_shape(self) -> Size:
-        """The columns with every axis apart: (N, C, *kernel, *blocks), N = 1 where there is none."""
+        """The shape of columns with separate axes: (N, C, *kernel, *blocks), with N = 1 without a batch axis."""
         return (self.batch, self.channels, *self.block_shape, *self.num_blocks)
 
     @cached_property
     def blocks_overlap(self) -> bool:
-        """Whether two taps land on one pixel of the image, of one block or of two."""
+        """Whether two taps, of one block or of two, land on the same pixel of the image."""
         return all(axis.lands for axis in self.axes) and any(axis.overlap.lands for axis in self.axes)
 
 
 def _sliding_axes(
     operation: str, size: Size, size_name: str, rank_name: str, given: tuple[PerAxis, ...], image_shape: Size = ()
 ) -> tuple[Axis, ...]:
-    """Check every per-axis argument and that a block fits; the caller knows the image's size."""
+    """Check every per-axis argument, and that a block fits into the image; return the axes."""
     check_axes(operation, rank_name, size, 2 + 2 * len(size), "columns with kernel and blocks apart")
     named = zip(_PER_AXIS, given, strict=True)
     per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in named}
@@ -80,7 +80,7 @@ def col2im_geometry(
     pads_begin: PerAxis = 0,
     pads_end: PerAxis = 0,
 ) -> SlidingGeometry:
-    """Check the sizes of a col2im call, whose columns are given and whose rank is the length of output_size.
+    """Check the sizes of a col2im call; the length of output_size is the number of spatial axes.
 
     >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).array_shape
     (3, 3, 16, 16)
@@ -120,7 +120,7 @@ def im2col_geometry(
     pads_begin: PerAxis = 0,
     pads_end: PerAxis = 0,
 ) -> SlidingGeometry:
-    """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
+    """Check the sizes of an im2col call; the length of kernel_size is the number of spatial axes.
 
     >>> im2col_geometry((3, 3, 16, 16), (2, 2)).blocks_shape
     (3, 12, 225)

@@ -1,4 +1,4 @@
-"""Blocks between batch and space: `batch_to_space` and `space_to_batch`."""
+"""Batch-to-space: `batch_to_space` and `space_to_batch`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpufold.given import shown
 
 
 class SpaceGeometry(OnAxes):
-    """How batch (B*prod(block), *D) and space (B, *E) belong together: as blocks on the axes of E that tile it.
+    """Geometry of a batch (B*prod(block), *D) and space (B, *E): blocks tile the axes of E.
 
     Element (offset*B + b, *d) of the batch array is pixel d*block + offset - pad_begin of image b, where offset runs
     over the block in lexicographic order; the pads are crops of the image (batch_to_space) or zeros around it
@@ -40,7 +40,7 @@ class SpaceGeometry(OnAxes):
 
 
 def space_axes(grid: Sequence[int], block: Sequence[int], begin: Sequence[int], end: Sequence[int]) -> tuple[Axis, ...]:
-    """Return the axes of space, in which so many blocks fit with the margins."""
+    """Return the axes of space for a grid of blocks with margins."""
     return tuple(
         Axis(count * side - before - behind, side, side, 1, before, behind)
         for count, side, before, behind in zip(grid, block, begin, end, strict=True)
@@ -89,7 +89,7 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
 
 
 def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:
-    """Return margins as integers; pairs of them, as TensorFlow has, are answered with both arguments here."""
+    """Return margins as integers; errors for TensorFlow's pairs say how to write them here."""
     try:
         return as_integers(operation, name, value)
     except TypeError:
@@ -104,7 +104,7 @@ def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:
 
 
 def margins_of_pairs(pairs: Any, rank: int) -> tuple[Size, ...]:
-    """Return begins and ends per axis of pairs for the first axes after the batch, or nothing if these are none."""
+    """Return the begins and ends of pairs for the first axes after the batch; () if they are not such pairs."""
     try:
         begins, ends = zip(*([index(begin), index(end)] for begin, end in islice(pairs, rank)), strict=True)
     except Exception:  # whatever the methods of a caller's own class raise

@@ -1,4 +1,4 @@
-"""Sections of an image, each a problem of its own."""
+"""Tiles of an image: sections that are processed independently."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpufold.geometry.integers import Size
 from gpufold.keeping import kept
 
 LINE_BYTES, SETS_BYTES = 64, 1 << 12
-"""Of a line of a cache, which fetches two at a time; and from one line to the next in the same set of it."""
+"""Bytes of a cache line (caches fetch two at a time), and between lines of the same cache set."""
 
 
 EVEN = 1.1
-"""How much longer than in equal shares the longest may be."""
+"""Ratio of the longest share to an equal share that counts as even."""
 
 
 class Tile(NamedTuple):
-    """Some planes of an image and a section of it, as a problem of its own."""
+    """Some planes of an image and a section of them, as an independent problem."""
 
     pixels: tuple[slice, ...]
     blocks: tuple[slice, ...]
@@ -27,7 +27,7 @@ class Tile(NamedTuple):
 
 
 def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, threads: int, *strides: Size) -> list[Tile]:
-    """Cut an image into tiles of at most `limit` pixels, as `parts_of` does: into whole cells and lines of a cache."""
+    """Cut an image into tiles of at most `limit` pixels, of whole cells and cache lines, as `parts_of` does."""
     cells = (1, 1, *(axis.stride for axis in axes))
     units = tuple(-(-few // cell) * cell for few, cell in zip(lines_of(shape, *strides), cells, strict=True))
     tiles = []
@@ -40,10 +40,10 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int, threads: int
 
 @kept
 def parts_of(shape: Size, limit: int, units: Size = (), threads: int = 1) -> tuple[tuple[slice, ...], ...]:
-    """Cut an array into a share for each thread, and shares from the outermost axis inwards until each part is small.
+    """Cut an array into a share per thread, and shares from the outermost axis inwards until each part is small.
 
-    A part has at most `limit` elements, in whole units. Shares are sections of one axis: the outermost, unless those
-    of another differ less in length. So they are few, and each array operation is long.
+    A part has at most `limit` elements, in whole units. Shares are sections of one axis: the outermost, unless another
+    axis gives more even shares. This keeps parts few and array operations long.
     """
     units, axes = units or (1,) * len(shape), [range(extent) for extent in shape]
     shares = [_pieces(axis, -(-len(axis) // threads), unit) for axis, unit in zip(axes, units, strict=True)]
@@ -60,7 +60,7 @@ def parts_of(shape: Size, limit: int, units: Size = (), threads: int = 1) -> tup
 
 
 def _pieces(section: range, most: int, unit: int) -> list[range]:
-    """Cut a section into pieces of at most so many elements, in whole units, of equal length rather than one short."""
+    """Cut a section into pieces of at most `most` elements, in whole units and of nearly equal length."""
     pieces = -(-len(section) // most)
     step = -(-len(section) // pieces // unit) * unit
     return [section[start : start + step] for start in range(0, len(section), step)]
@@ -68,9 +68,9 @@ def _pieces(section: range, most: int, unit: int) -> list[range]:
 
 @kept
 def lines_of(shape: Size, *strides: Size) -> Size:
-    """Return the units in which parts of arrays with such strides, in bytes, use lines of a cache as a whole.
+    """Return the units, in elements per axis, that make parts of arrays use whole cache lines; strides are in bytes.
 
-    These are several elements along the axis whose neighbours lie closest, unless that is the last.
+    Units have several elements along the axis with the smallest stride, unless that is the last axis.
     """
     units = [1] * len(shape)
     for steps in strides:
@@ -83,6 +83,6 @@ def lines_of(shape: Size, *strides: Size) -> Size:
 
 @kept
 def crowding(shape: Size, strides: Size) -> int:
-    """Return in one of how many sets of a cache rows of an array lie: many, where their steps are many lines."""
+    """Return the factor by which rows of an array use fewer cache sets: large if their strides are many lines."""
     step = next((abs(step) for step, extent in zip(strides[::-1], shape[::-1], strict=True) if step and extent > 1), 1)
     return max(1, gcd(step, SETS_BYTES) // LINE_BYTES)
