@@ -1,1 +1,1 @@
-"""The GPU wing: plans, which are data, the kernel variants that make them, and the launch that runs one."""
+"""The GPU backend: plans as data, the kernel variants that make them, and the launch of a plan."""

@@ -1,4 +1,4 @@
-"""Which variant `auto` takes: for each operation those that it prefers, as an H100 was measured."""
+"""Heuristics of `auto`: the preferred variants of each operation, by measurements on an H100."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpufold.gpu.variants.moves import SECTOR_BYTES, WIDEST_WORD, Moves
 from gpufold.gpu.variants.placed import placed_view
 
 NARROW_BYTES = 4
-"""Elements of fewer bytes take as many instructions each as those of more."""
+"""Elements of fewer bytes take as many instructions each as wider ones."""
 
 # ---------------------------------------------------------------------------------------------
 # col2im
 
 BLOCKS_MAX_STRIDE, BLOCKS_MIN_BYTES = 3, 96
-"""The largest stride of contiguous blocks that overlap, and the fewest bytes of one, in elements of 8 at most, at which
-threads that load a tap each would look up a line of the cache for nearly every element."""
+"""Largest stride, and least bytes of a block (counting elements as 8 bytes at most), of contiguous overlapping blocks
+for which threads with one tap each would look up a cache line for nearly every element."""
 
 
 def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield rows of taps where blocks overlap densely, pixels where neighbours read along the columns, else parts.
+    """Yield gather_blocks if blocks overlap densely, gather_pixels if neighbours read along the columns, else gather.
 
-    Of bytes of which many land on a pixel, parts are faster at every stride.
+    For elements of one byte with many taps per pixel, gather is faster at every stride.
     """
     view = view_of(problem)
     row, taps = view.axes[-1], prod(map(taps_per_pixel, view.axes))
@@ -41,7 +41,7 @@ def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _overlaps_densely(view: ColumnsView) -> bool:
-    """Whether contiguous blocks overlap so much that their rows of taps are best brought to shared memory."""
+    """Return whether contiguous blocks overlap so much that rows of taps should go through shared memory."""
     *outer, row = view.axes
     return (
         row.stride <= BLOCKS_MAX_STRIDE
@@ -63,13 +63,13 @@ LEAST_PIXELS_OF_STAGED, WIDE_TAPS = 2048, 8
 """Along all of a plane's blocks, and of a row of taps, from which on it is worth a barrier to have pixels in shared
 memory."""
 FAR_TAPS, FAR_BYTES = 4, 16
-"""Of a row of taps, where the pixels of neighbouring blocks lie so many bytes apart, by the stride."""
+"""Least taps of a row for staging if pixels of neighbouring blocks are at least so many bytes apart."""
 APART_BYTES = 128
-"""Of neighbouring pixels of a row, from which on each is in a line of its own."""
+"""Least distance, in bytes, at which neighbouring pixels of a row lie in different cache lines."""
 
 
 def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the variants of im2col to take first, with why."""
+    """Yield the preferred variants of im2col, with reasons."""
     view = im2col.columns_of(problem)
     if view.taps_are_closest:
         if im2col.words_of_taps(problem, view)["WORD"] * problem.element.itemsize < TAPS_BYTES:
@@ -90,7 +90,7 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _is_better_staged(moves: Moves) -> bool:
-    """Whether the threads of neighbouring blocks would load pixels far apart, or the same ones many times."""
+    """Return whether threads of neighbouring blocks would load pixels far apart, or the same pixels many times."""
     row, itemsize = moves.axes[-1], moves.itemsize
     if prod(axis.blocks for axis in moves.axes) * row.stride < LEAST_PIXELS_OF_STAGED:
         return False
@@ -119,7 +119,7 @@ def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the kernel that takes blocks apart, where their elements are stored as words or are narrow."""
+    """Yield deinterleave if it stores words or elements are narrow, then per_block."""
     with suppress(Unsupported):
         stored, _ = space_to_batch.blocks_taken_apart(problem)
         if stored > 1 or problem.element.itemsize < NARROW_BYTES:
@@ -131,12 +131,12 @@ def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
 # add_blocks
 
 LISTS_MIN_TESTS = 1 << 20
-"""Tests of a block against a tile from which on lists are worth the launches that make them; and elements up to which
-atomic additions that are exact take less than either."""
+"""Least tests of a block against a tile for which lists are worth their launches, and most elements for which exact
+atomic additions are faster than both."""
 
 
 def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield lists where there is much to test, and atomic additions of few integers."""
+    """Yield atomic for few integers, binned if there is much to test, and output_driven."""
     view, tiling = placed_view(problem), add_blocks.tiling_of(problem)
     if problem.element.exact and prod(problem.input.shape) <= LISTS_MIN_TESTS:
         yield "atomic", "elements are few, and their sums exact in any order"

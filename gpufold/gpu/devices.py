@@ -1,4 +1,4 @@
-"""GPUs by name: what NVIDIA's documents say of them, so that calls can be planned for one that is not there."""
+"""GPUs by name, with the figures of NVIDIA's documents, to plan calls without the GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICES = {
 
 
 def device_named(name: str) -> Device:
-    """Return the device of a name, whatever its case and spaces.
+    """Return a device by its name, ignoring case and spaces.
 
     >>> device_named("rtx4090").multiprocessors
     128

@@ -23,17 +23,17 @@ MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
 
 NO_WINDOW = np.zeros(1, "V8")
-"""The kernels' struct of pointers to weights where there are none: a null."""
+"""The kernels' struct of pointers to weights if there are none: a null pointer."""
 
 CAPTURE_ERRORS = range(900, 909)
-"""The statuses of CUDA for what cannot be done while a stream captures."""
+"""CUDA's error codes for operations that are not allowed while a stream captures."""
 
 
 Addresses: TypeAlias = tuple[int, int, int | None, int | None, tuple[int, ...]]
-"""Those of a call's arrays, of each that it has: data, result, weight_out, positions, and the weights of a window."""
+"""Addresses of a call's arrays, None if absent: data, result, weight_out, positions, and the weights of a window."""
 
 Allocate: TypeAlias = Callable[[int], tuple[int, Any]]
-"""Returns the address of so many bytes that later work on the stream may reuse, and what holds them."""
+"""Allocates bytes that later work on the stream may reuse; returns their address and their owner."""
 
 Layout: TypeAlias = tuple[Size, Size, int, int]
 """Shape, strides in bytes, alignment of the first byte, and bytes of an element."""
@@ -43,10 +43,10 @@ Given: TypeAlias = tuple[Call, Layout, Layout, Layout | None, int]
 
 
 class Stream(NamedTuple):
-    """A stream of another library, by its handle: all that CuPy's launch asks of one.
+    """A stream of another library, as CuPy's launch needs it.
 
-    The handle 0 is the legacy default stream, to torch and to the driver's functions that CuPy calls, whichever stream
-    is CuPy's own default.
+    The handle 0 is the legacy default stream for torch and for the driver functions that CuPy calls, whatever CuPy's
+    own default stream is.
     """
 
     device: int
@@ -68,7 +68,7 @@ def execute(
     positions: Any = None,
     weight_out: Any = None,
 ) -> None:
-    """Compute a call on CuPy arrays of one device that have elements, on its current stream."""
+    """Compute a call on nonempty CuPy arrays of one device, on its current stream."""
     device = data.device.id
     given = call, _layout(data), _layout(result), None if weight_out is None else _layout(weight_out), device
     arrays = (
@@ -98,7 +98,7 @@ def execute_dense(call: Call, arrays: Addresses, stream: Stream) -> None:
 
 
 def execute_at(given: Given, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> Kernel:
-    """Compute a call on memory of the current device, on a stream or CuPy's current one; return what computed it."""
+    """Compute a call on memory of the current device, on a stream or CuPy's current one; return its kernel."""
     kernel = _prepare(*given, tuning.generation)
     if kernel.open is not None and tuning.wanted():
         _race(kernel, given, arrays, stream, allocate)
@@ -108,9 +108,9 @@ def execute_at(given: Given, arrays: Addresses, stream: Stream | None, allocate:
 
 
 def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> None:
-    """Measure the plans that can serve a call on its own arrays, or on copies of those that they add to.
+    """Measure the plans that can serve a call, on its own arrays; arrays that plans add to are copied.
 
-    Nothing is measured while the stream captures, while another thread measures, or where memory is short.
+    Nothing is measured while the stream captures, while another thread measures, or if memory is short.
     """
     problem, on = kernel.open, cupy.cuda.get_current_stream() if stream is None else stream
     assert problem is not None
@@ -149,7 +149,7 @@ def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None
 
 
 def _copied(address: int, layout: Layout, stream: int, allocate: Allocate) -> tuple[int, Any]:
-    """Copy the memory from an array's first byte to its last; return where its first element is, and what holds it."""
+    """Copy an array's memory; return the address of its first element in the copy, and the copy's owner."""
     shape, strides, _, itemsize = layout
     begin, end = bounds_of(shape, strides, itemsize)
     free, held = allocate(end - begin + MAX_ALIGNMENT)
@@ -161,7 +161,7 @@ def _copied(address: int, layout: Layout, stream: int, allocate: Allocate) -> tu
 
 
 def clock(stream: Any, flushed: int, size: int, run: Callable[[], Any]) -> float:
-    """Return the seconds that a launch takes on a stream, the L2 cache being full of other memory."""
+    """Return the seconds of a launch on a stream, with a flushed L2 cache."""
     before, after = cupy.cuda.Event(), cupy.cuda.Event()
     cupy.cuda.runtime.memsetAsync(flushed, 0, size, stream.ptr)
     before.record(stream)
@@ -172,9 +172,9 @@ def clock(stream: Any, flushed: int, size: int, run: Callable[[], Any]) -> float
 
 
 def compile_plan(plan: Plan) -> None:
-    """Compile what a call would run, for the current device, so that the call itself only launches.
+    """Compile the kernels of a plan for the current device, so that a call only launches.
 
-    The other kernels of its file, which serve smaller and larger arrays, are compiled too.
+    The other kernels of its file are compiled too, because they serve smaller and larger arrays.
     """
     for step in (*plan.prologue, plan):
         for symbol in {step.symbol, *symbols(step.source)}:
@@ -203,20 +203,20 @@ def device(number: int) -> Device:
 
 @dataclass(slots=True)
 class Kernel:
-    """A plan with its function, loaded on one device: all that is left is the launch there."""
+    """A plan with its function, loaded on one device and ready to launch."""
 
     plan: Plan
     function: Any
     parameters: np.ndarray[Any, Any]
     """The struct, as the array of one element that CuPy passes by value."""
     cleared_bytes: int
-    """Of the output, which is contiguous then."""
+    """Bytes of the output, which is then contiguous, to zero before the launch."""
     prologue: tuple[Kernel, ...]
-    """What fills the scratch memory."""
+    """The kernels that fill the scratch memory."""
     generation: int = 0
-    """That of `tuning` which it was prepared in."""
+    """The generation of `tuning` in which it was prepared."""
     open: Problem | None = None
-    """What a race could tell more of."""
+    """The problem, if a race could still change its plan."""
 
     @classmethod
     def of(cls, plan: Plan, output_bytes: int = 0) -> Kernel:
@@ -227,7 +227,7 @@ class Kernel:
         return cls(plan, function, parameters, cleared_bytes, tuple(map(cls.of, plan.prologue)))
 
     def launch(self, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> None:
-        """Launch on memory of the current device, on a stream or CuPy's current one; nothing is waited for."""
+        """Launch on memory of the current device, on a stream or CuPy's current one, asynchronously."""
         plan, (data, result, weight_out, positions, window) = self.plan, arrays
         if self.cleared_bytes or plan.scratch_bytes:
             handle = cupy.cuda.get_current_stream().ptr if stream is None else stream.ptr
@@ -302,12 +302,12 @@ def _pointers(addresses: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 @lru_cache(maxsize=1024)
 def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
-    """Return a kernel of CuPy, which compiles and loads its function for each device that asks for it."""
+    """Return a CuPy kernel, which compiles and loads its function once per device."""
     return cupy.RawKernel(program(source, symbol, defines), symbol, options())
 
 
 def load(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
-    """Return a kernel's function on the current device, loaded now or earlier; raise where a capture forbids it."""
+    """Return a kernel's function on the current device, loading it if needed; raise if a capture forbids loading."""
     try:
         return _function(source, defines, symbol).kernel
     except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:

@@ -32,7 +32,7 @@ def contiguous_strides(shape: Size) -> Size:
 
 
 def are_contiguous(shape: Size, strides: Size) -> bool:
-    """Return whether elements follow each other in C order; an axis of one is never stepped along.
+    """Return whether an array is C-contiguous; the strides of axes of length 1 are ignored.
 
     >>> are_contiguous((5, 1, 3), (3, 7, 1)), are_contiguous((5, 2, 3), (3, 7, 1))
     (True, False)
@@ -94,9 +94,9 @@ def struct(**members: Field) -> Field:
 
 
 def pack(bits: int, **members: Field) -> bytes:
-    """Return a parameter struct as the kernel's C++ lays it out, given member by member in its order.
+    """Return the bytes of a parameter struct in its C++ layout, from its members in order.
 
-    What lies between members is zero, so that equal structs have equal bytes.
+    Padding bytes are zero, so equal structs have equal bytes.
 
     >>> len(pack(32, size=offset([5, 6, 7]), by_size=divisor(6), stride=wide(1)))
     32

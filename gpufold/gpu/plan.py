@@ -1,7 +1,7 @@
-"""What a GPU launch needs, as data: a call, its two arrays and the facts about a device become a Plan.
+"""A GPU launch as data: a call, its arrays and a device's properties become a `Plan`.
 
-Everything here is pure. Two executors run the same plan: `gpufold.gpu.launch` on a GPU and the host build of the
-kernels, `bench/hostcuda`, on a CPU. The modules of `gpufold.gpu.variants` make them.
+Everything here is pure. The modules of `gpufold.gpu.variants` make plans. `gpufold.gpu.launch` runs them on a GPU, and
+`bench/hostcuda`, the host build of the kernels, on a CPU.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gpufold.gpu.parameters import Field, contiguous_strides, offset_type, pack
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The facts about a GPU that choices depend on."""
+    """Properties of a GPU that plans depend on."""
 
     name: str
     compute_capability: tuple[int, int]
     multiprocessors: int
     threads_per_multiprocessor: int = 2048
     shared_bytes: int = 228 << 10
-    """Of a multiprocessor."""
+    """Shared memory of a multiprocessor."""
     l2_bytes: int = 50 << 20
-    """Of the cache that is flushed between samples of a race."""
+    """Size of the L2 cache, which is flushed between samples of a race."""
 
 
 H200 = Device("NVIDIA H200", (9, 0), multiprocessors=132)
-"""The device that calls are planned for where there is none; a Device's defaults are its facts."""
+"""The default device of plans without a GPU; the defaults of `Device` are its properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything that a choice depends on."""
+    """Everything that a plan depends on."""
 
     call: Call
     input: Operand
     output: Operand
     device: Device = H200
     weight_out: Operand | None = None
-    """The array for sums of weights, where they are asked for."""
+    """The array to which weights are added, if any."""
 
     @property
     def geometry(self) -> Geometry:
@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def any_order(self) -> bool:
-        """Whether elements may be added in any order: the bits are the same, or the caller does not mind."""
+        """Whether elements may be added in any order: sums are exact, or `deterministic` is False."""
         return self.element.exact or not self.call.deterministic
 
 
@@ -86,9 +86,9 @@ class Problem:
 class Plan:
     """One launch of one kernel: kernel(input, output, [positions,] [weights,] [weight_out,] [scratch,] parameters).
 
-    Where it needs scratch memory, that is filled by launches before it: kernel(positions, scratch, parameters).
+    Scratch memory, if any, is filled by earlier launches: kernel(positions, scratch, parameters).
 
-    It keeps within what a GPU can launch, or raises Unsupported as it is made.
+    Creating a plan raises Unsupported if it exceeds the limits of a launch.
     """
 
     operation: str
@@ -104,34 +104,34 @@ class Plan:
     parameters: bytes = field(repr=False)
     """The kernel's parameter struct, passed by value after the pointers."""
     bytes_moved: int
-    """The floor: each input and output byte once, and positions and the sectors under their blocks."""
+    """Minimum memory traffic: each input and output byte once, and positions and the sectors under their blocks."""
     reason: str
     """Why this variant, in a sentence."""
     takes_positions: bool = False
     """Whether positions come after the output."""
     takes_window: bool = False
-    """Whether a struct of pointers to a window's weights comes before the parameters: a null where there is none."""
+    """Whether a struct of pointers to a window's weights comes before the parameters: null if there is none."""
     takes_weight_out: bool = False
     """Whether an array for sums of weights comes after the window."""
     atomic_output: bool = False
-    """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
+    """Whether the kernel adds to output elements repeatedly, instead of writing each once."""
     partial_output: bool = False
-    """Whether it leaves elements of the output as they are, instead of writing each."""
+    """Whether the kernel leaves some output elements unchanged, instead of writing each."""
     reads_output: bool = False
-    """Whether what is in the output before the launch counts."""
+    """Whether the result depends on the previous values of the output."""
     shared_bytes: int = 0
     """Bytes of shared memory that the kernel declares."""
     scratch_bytes: int = 0
-    """Of memory that only this launch and those before it use."""
+    """Bytes of memory that only this launch and its prologue use."""
     zeroed_bytes: int = 0
-    """At the begin of the scratch memory, which must be zero before the first of them."""
+    """Bytes at the start of the scratch memory that must be zero before the prologue."""
     prologue: tuple[Plan, ...] = field(default=(), repr=False)
     """The launches that fill the scratch memory, in order."""
     is_prologue: bool = False
-    """Whether this is one of them."""
+    """Whether this plan belongs to a prologue."""
 
     def __post_init__(self) -> None:
-        """Compare what the launch needs with what every GPU has."""
+        """Compare the launch with the limits of every GPU."""
         for needed, available, what in (
             (self.shared_bytes, MAX_SHARED_BYTES, "bytes of shared memory"),
             (self.argument_bytes, MAX_ARGUMENT_BYTES, "bytes of arguments"),
@@ -158,7 +158,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """What threads share out: items, numbered as (batch, group of channels, *extents)."""
+    """How threads share items, which are numbered as (batch, group of channels, *extents)."""
 
     items: int
     per_block: int
@@ -168,10 +168,10 @@ class LaunchShape:
     extents: Size
     channel_groups: int
     bits: int
-    """Of an Offset."""
+    """Bits of an Offset."""
     shared_bytes: int = 0
     rows: int = 1
-    """Of thread blocks, each of which has all items."""
+    """Rows of thread blocks; each row has all items."""
 
 
 DEFAULTS = {
@@ -184,11 +184,11 @@ DEFAULTS = {
     "REDUCTION": "sum",
     "ACCUMULATE": "false",
 }
-"""What the headers of kernels/ are compiled with where a plan says nothing else; it says all other names."""
+"""Default macros of the headers in kernels/; a plan defines all others."""
 
 
 def specialisation(defines: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return all that a kernel is compiled with; `defines` have a value for each axis where they are a sequence."""
+    """Return all macros of a kernel; sequences in `defines` have one value per axis."""
     return tuple(
         (name, ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
         for name, value in {**DEFAULTS, **defines}.items()
@@ -196,7 +196,7 @@ def specialisation(defines: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 KERNELS_OF = {"blocks_to_array": "col2im", "array_to_blocks": "im2col"}
-"""The operations whose kernels serve another, on arrays that are seen as theirs."""
+"""Operations that use the kernels of another one, on views of their arrays."""
 
 
 def make_plan(
@@ -208,9 +208,9 @@ def make_plan(
     members: Mapping[str, Field],
     **facts: Any,
 ) -> Plan:
-    """Make a plan: what all kernels are compiled with and launched by, and `facts`, which are a Plan's other fields.
+    """Make a plan with the macros and launch of all kernels; `facts` are other fields of the Plan.
 
-    `members` are the kernel's parameter struct. The floor is that of the arrays where no fact says otherwise.
+    `members` are the kernel's parameter struct. The default of `bytes_moved` counts the arrays.
     """
     operation = problem.call.operation
     name = f"{KERNELS_OF.get(operation, operation)}_{variant}"
@@ -231,24 +231,23 @@ def make_plan(
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Count the floor: both arrays once, the output twice where it is added to, and a window's weights."""
+    """Count the minimum traffic: both arrays once, the output twice if it is added to, and a window's weights."""
     call, fusion = problem.call, problem.fusion
     read = prod(problem.input.shape) * call.source_element.itemsize
     written = (2 if fusion.accumulate else 1) * prod(problem.output.shape) * call.element.itemsize
     if isinstance(call.geometry, SpaceGeometry) or fusion.window == "none":
         return read + written
-    taps = call.geometry.block_shape[-fusion.window_axes :]  # from the first on where it is 0
+    taps = call.geometry.block_shape[-fusion.window_axes :]  # all if it is 0
     return read + written + (prod if fusion.window == "full" else sum)(taps) * call.element.weight_bytes
 
 
 Variant: TypeAlias = Callable[[Problem], Plan | tuple[Plan, ...]]
-"""Plans one kernel variant, or raises Unsupported with the reason; of several plans the first is the rule's."""
+"""Plans one kernel variant, or raises Unsupported with the reason; the first of several plans is the heuristics'."""
 
 Preferences: TypeAlias = Callable[[Problem], Iterator[tuple[str, str]]]
-"""Yields the names of the variants to take where nothing was measured, the first first, each with why; empty where its
-plan says it.
+"""Yields the preferred variants, best first: names and reasons, which are empty if the plan has a reason.
 
-One that does not serve the problem may be among them.
+Some may be unable to serve the problem.
 """
 
 
@@ -257,7 +256,7 @@ One that does not serve the problem may be among them.
 
 
 def check_atomics(dtype: str) -> None:
-    """Raise where no atomic addition gives the sums of a dtype."""
+    """Raise if atomic additions cannot make the sums of a dtype."""
     if ELEMENT_TYPES[dtype].is_half:
         raise Unsupported(f"atomic adds in memory, where {dtype} sums would be rounded at every addition")
     if dtype != "bool" and ELEMENT_TYPES[dtype].itemsize < 4:
@@ -281,7 +280,7 @@ POINTER_BYTES = 8
 
 
 def grid_of(items: int, per_block: int, rows: int = 1) -> tuple[int, int, int]:
-    """Return the grid of thread blocks that own so many items each."""
+    """Return a grid of thread blocks with `per_block` items each."""
     blocks = -(-items // per_block)
     if blocks > MAX_GRID:
         raise Unsupported(f"{blocks} thread blocks of {per_block} items are more than one launch can have")
@@ -289,7 +288,7 @@ def grid_of(items: int, per_block: int, rows: int = 1) -> tuple[int, int, int]:
 
 
 def planes_per_thread(planes: int, places: int, most: int, threads: int) -> int:
-    """Return the planes that share a thread's index arithmetic: the most that leave enough threads, few idle."""
+    """Return the planes that share a thread's index arithmetic: the most that leave enough threads and few idle."""
     count = most
     while count > 1 and (2 * -(-planes // count) * count > 3 * planes or -(-planes // count) * places < threads):
         count //= 2
@@ -297,12 +296,12 @@ def planes_per_thread(planes: int, places: int, most: int, threads: int) -> int:
 
 
 REGISTERS, REGISTERS_AT_ONCE = 1 << 16, 8
-"""Of a multiprocessor of any GPU, and of what each of its threads has a multiple."""
+"""Registers of a multiprocessor of any GPU, and the multiple in which its threads get them."""
 THREADS_OF_ANY, BLOCKS_OF_ANY = 1024, 16
-"""Threads and thread blocks that a multiprocessor of every GPU holds: the compiler ignores bounds beyond its own."""
+"""Threads and thread blocks that a multiprocessor of every GPU holds; the compiler ignores larger launch bounds."""
 
 
 def resident_blocks(threads: int, registers: int) -> int:
-    """Return how many thread blocks a kernel's launch bounds ask for, by the registers that a thread needs."""
+    """Return the thread blocks per multiprocessor of a kernel's launch bounds, from the registers of a thread."""
     registers = -(-registers // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
     return max(1, min(BLOCKS_OF_ANY, THREADS_OF_ANY // threads, REGISTERS // (threads * registers)))

@@ -1,4 +1,4 @@
-"""The kernel variants of every operation, and which of them can serve a call: the one door to their plans."""
+"""The kernel variants of every operation, and the plans of those that can serve a call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "take_blocks": _by_name(per_element),
     "average": _by_name(elementwise),
 }
-"""By operation, the variants by name, each of which plans a problem or raises Unsupported."""
+"""Variants by operation and name; each plans a problem or raises Unsupported."""
 
 RULES: Mapping[str, Preferences] = {
     "col2im": choice.of_col2im,
@@ -52,7 +52,7 @@ RULES: Mapping[str, Preferences] = {
     "array_to_blocks": choice.of_im2col,
     "add_blocks": choice.of_add_blocks,
 }
-"""By operation that has several, what yields the variants to take first, with why."""
+"""Heuristics of the operations with several variants."""
 
 
 def check_name(call: Call) -> None:
@@ -61,14 +61,14 @@ def check_name(call: Call) -> None:
 
 
 def _plans_by(variant: Variant, problem: Problem) -> tuple[Plan, ...]:
-    """Return the plans of a variant, the rule's first, or raise Unsupported."""
+    """Return the plans of a variant, the heuristics' first, or raise Unsupported."""
     plans = variant(problem)
     return plans if isinstance(plans, tuple) else (plans,)
 
 
 @contextmanager
 def _refusals_of(operation: str) -> Iterator[None]:
-    """Put the operation that was called in front of what says why it cannot be served."""
+    """Prefix errors with the name of the operation that was called."""
     try:
         yield
     except Unsupported as unsupported:
@@ -76,10 +76,10 @@ def _refusals_of(operation: str) -> Iterator[None]:
 
 
 def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iterator[Plan]:
-    """Yield the plans that can serve a problem with the bits that are asked for, in the order of the rule.
+    """Yield the plans that can serve a problem, preferred ones first; all are deterministic if the call asks for it.
 
-    Those that it prefers come first, then the others as in the table. A variant that is named comes alone. Why the
-    others cannot is added to `refusals`, by name.
+    The others follow in the order of the table. A variant requested by name comes alone. Reasons why variants cannot
+    serve are added to `refusals`, by name.
     """
     call, refused = problem.call, {} if refusals is None else refusals
     table, done, problem = VARIANTS[call.operation], set[str](), as_columns(problem)
@@ -101,7 +101,7 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
         if plans[0].atomic_output and not problem.any_order:
             refused[name] = f"{name} adds in any order, where deterministic=True"
             continue
-        if why is None and 0 < len(refused) == len(done) - 1:  # none before it can serve
+        if why is None and 0 < len(refused) == len(done) - 1:  # no earlier one can serve
             *_, why = refused.values()
         yield from (replace(plan, reason=f"{why}: {plan.reason}") for plan in plans) if why else plans
 
@@ -109,11 +109,11 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
 def problem_of(
     call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
 ) -> Problem:
-    """Return what plans are made from, of arrays with at least one element; raise where nothing can serve it."""
+    """Return the problem of a call on nonempty arrays; raise if no kernel can serve it."""
     check_name(call)
     operands = (input, output) if weight_out is None else (input, output, weight_out)
     with _refusals_of(call.operation):
-        for operand in operands:  # strides that no element is away by are passed to kernels too
+        for operand in operands:  # strides of axes of length 1 are passed to kernels too
             offset_bits(sum(map(mul, operand.shape, map(abs, operand.strides))))
     return Problem(call, input, output, device, weight_out)
 
@@ -122,7 +122,7 @@ def problem_of(
 def choose(
     call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
 ) -> Plan:
-    """Plan a call by the rule alone; a variant that is named must serve it, else Unsupported is raised."""
+    """Plan a call by heuristics alone; raise Unsupported if no variant, or not the requested one, can serve it."""
     refusals: dict[str, str] = {}
     for plan in candidates(problem_of(call, input, output, device, weight_out), refusals):
         return plan

@@ -1,4 +1,4 @@
-"""The kernels' sources: where they are, and what a compiler gets for a specialisation."""
+"""Sources of the kernels: their folder, and the text to compile for a specialisation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KERNEL = re.compile(r'^extern "C" __global__ .*?\b(\w+)\(const Scalar.*?^}$', r
 
 
 def symbols(source: str) -> list[str]:
-    """Return the names of the kernels of a source file that take elements: of each the alternatives."""
+    """Return the names of a source file's kernels on elements, which are alternatives."""
     return _KERNEL.findall((KERNELS / source).read_text())
 
 
 def source_text(source: str, symbol: str) -> str:
-    """Return a kernel's source, in which errors name its file and line, without the other kernels of the file.
+    """Return a kernel's source without the other kernels of its file; compiler errors name the file and line.
 
-    Each of them would take as long to compile again. Those of bins.cu, which run one after another, stay together.
+    Each other kernel would take as long to compile. The kernels of bins.cu run one after another and stay together.
     """
     text = (KERNELS / source).read_text()
     if symbol in symbols(source):
@@ -33,11 +33,10 @@ def source_text(source: str, symbol: str) -> str:
 
 
 def program(source: str, symbol: str, defines: tuple[tuple[str, str], ...]) -> str:
-    """Return all that a compiler gets for a specialisation of a kernel: what is defined, then the kernel's source.
+    """Return the text to compile for a specialisation of a kernel: macros, then the kernel's source.
 
-    A digest of the headers comes first, since CuPy's cache on disk looks at the text and the options only. Nothing but
-    the text differs between kernels: CuPy runs the compiler on an empty file, once in a process, for each tuple of
-    options.
+    A digest of the headers comes first, because CuPy's disk cache compares only text and options. Options are the same
+    for all kernels, because CuPy runs the compiler on an empty file for each tuple of options, once per process.
     """
     lines = [f"// headers {digest('*.cuh')[:16]}", *(f"#define {name} {value}" for name, value in defines)]
     return "\n".join([*lines, source_text(source, symbol)])
@@ -50,6 +49,6 @@ def options() -> tuple[str, ...]:
 
 @cache
 def digest(pattern: str) -> str:
-    """Digest the files of the kernels whose names match a pattern."""
+    """Return a digest of the kernel files that match a pattern."""
     files = [path.read_bytes() for path in sorted(KERNELS.glob(pattern))]
     return hashlib.sha256(b"".join(files)).hexdigest()

@@ -1,7 +1,7 @@
-"""Lets the GPU decide which of the plans that can serve a call is the fastest: measured once, and remembered.
+"""Autotuning: measure once which plan of a call is fastest, and remember it.
 
-Their results are bitwise identical, so a race changes no result, and a lost, old or damaged file costs only speed.
-This module touches no GPU: `gpufold.gpu.launch` runs races, over a clock of its own.
+All plans give bitwise identical results, so a race changes no result, and a lost, old or damaged file costs only speed.
+This module touches no GPU: `gpufold.gpu.launch` runs races, with its own clock.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from gpufold.gpu.sources import KERNELS, digest
 ROUNDS = 5
 """Samples of each plan, of which the median counts."""
 MARGIN = 0.05
-"""By what share another plan must be faster than that of the rule."""
+"""Fraction by which a plan must be faster than the heuristics' plan."""
 LINE_BYTES = 4096
-"""Of a file's line, which is written at once: lines of several processes do not mix up to here."""
+"""Most bytes of a line: lines of several processes do not mix if each is written at once."""
 
 Seconds: TypeAlias = Mapping[str, float]
-"""Of a launch, by the label of the plan."""
+"""Seconds of a launch, by the label of its plan."""
 
 _SETTING = os.environ.get("GPUFOLD_AUTOTUNE", "")
 _ends: ContextVar[float | None] = ContextVar("autotune", default=inf if _SETTING == "1" else None)
-"""Until when races may begin, by the monotonic clock; None where none may."""
+"""Time on the monotonic clock until which races may begin; None if none may."""
 
 racing = threading.Lock()
-"""Held by the one thread of the process that measures; others take what is known meanwhile."""
+"""Held by the one thread that measures; other threads use known measurements meanwhile."""
 
 generation = 0
-"""How often something was learned: what is prepared by an earlier one may be outdated."""
+"""Number of changes of the measurements; kernels prepared in an earlier generation may be outdated."""
 
 _learned: dict[Device, dict[str, Seconds]] = {}
 
 unwritten: dict[Device, str] = {}
-"""Why what was learned of a device is kept in memory alone, where its file cannot be written."""
+"""Why measurements of a device are in memory only: the error of writing its file."""
 
 
 @contextmanager
@@ -94,21 +94,21 @@ def wanted() -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# What is known
+# Measurements
 
 
 class Decision(NamedTuple):
-    """Which plan a call takes, and by what."""
+    """The plan of a call, and its basis."""
 
     plan: Plan
     seconds: Seconds
-    """That were measured, of this plan first; empty where the rule decided."""
+    """Measured seconds, this plan's first; empty if heuristics decided."""
     is_open: bool
-    """Whether a race could tell more."""
+    """Whether a race could change the plan."""
 
 
 def decide(problem: Problem) -> Decision:
-    """Decide by what is known, else by the rule."""
+    """Decide by measurements if there are any, else by heuristics."""
     if problem.call.variant == "auto" and (known(problem.device) or wanted()):
         plans = tuple(registry.candidates(problem))
         if len(plans) > 1:
@@ -119,7 +119,7 @@ def decide(problem: Problem) -> Decision:
 
 
 def _by_time(plans: Sequence[Plan], seconds: Seconds) -> Decision:
-    """Take the plan that was measured to be the fastest; the rule's, the first, unless another clearly is."""
+    """Take the fastest plan by measurements, but the heuristics' plan, the first, unless another is clearly faster."""
     named = labels(plans)
     times = [seconds.get(label, inf) for label in named]
     best = min(range(len(plans)), key=times.__getitem__)
@@ -129,9 +129,9 @@ def _by_time(plans: Sequence[Plan], seconds: Seconds) -> Decision:
 
 
 def key_of(problem: Problem, plans: Sequence[Plan]) -> str:
-    """Name a kind of call: by the kernels that can run it, and by sizes to a factor of two.
+    """Return the key of a kind of call: the kernels that can run it, and its sizes to a factor of two.
 
-    What a kernel is compiled for has the dtype, the blocks, the fusion and the width of words already.
+    The macros of a kernel already contain the dtype, blocks, fusion and width of words.
     """
     kernels = [(plan.symbol, plan.defines) for plan in plans]
     arrays = [each for each in (problem.input, problem.output, problem.weight_out) if each is not None]
@@ -142,7 +142,7 @@ def key_of(problem: Problem, plans: Sequence[Plan]) -> str:
 
 
 def labels(plans: Sequence[Plan]) -> list[str]:
-    """Name plans by their variant, and those of one variant by what they are compiled with besides."""
+    """Return a label per plan: its variant, and the macros by which it differs from other plans of that variant."""
     facts = [frozenset((("kernel", plan.symbol), *plan.defines)) for plan in plans]
     named = []
     for plan, own in zip(plans, facts, strict=True):
@@ -153,7 +153,7 @@ def labels(plans: Sequence[Plan]) -> list[str]:
 
 
 def known(device: Device) -> dict[str, Seconds]:
-    """Return what was measured on a device like this: by this process, by earlier ones, or by who made the package."""
+    """Return the measurements for a type of device: by this process, by earlier ones, or shipped with the package."""
     if device not in _learned:
         files = () if _SETTING == "0" else (KERNELS / "tuned" / _name(device), file_of(device))
         _learned[device] = {key: seconds for file in files for key, seconds in _read(file).items()}
@@ -161,7 +161,7 @@ def known(device: Device) -> dict[str, Seconds]:
 
 
 def _read(path: Path) -> dict[str, Seconds]:
-    """Return what a file says, the last line of a kind; what is none of ours in it is passed over."""
+    """Return the measurements in a file, of each kind the last line; invalid lines are skipped."""
     found: dict[str, Seconds] = {}
     with suppress(OSError):
         for line in path.read_bytes().splitlines():
@@ -174,7 +174,7 @@ def _read(path: Path) -> dict[str, Seconds]:
 
 
 def _name(device: Device) -> str:
-    """Return the name of a device's file, for these kernels alone."""
+    """Return the name of a device's file, which is for these kernels only."""
     name = "".join(sign if sign.isalnum() else "-" for sign in device.name)
     return f"tuned-{name}-{device.multiprocessors}-{digest('*.cu*')[:12]}.jsonl"
 
@@ -189,7 +189,7 @@ def file_of(device: Device) -> Path:
 
 
 def remember(problem: Problem, key: str, seconds: Seconds) -> None:
-    """Keep what was measured, for this process and, in the user's file, for later ones, where it can be written."""
+    """Keep measurements for this process and, if the user's file can be written, for later ones."""
     global generation
     device = problem.device
     known(device)[key] = seconds
@@ -198,7 +198,7 @@ def remember(problem: Problem, key: str, seconds: Seconds) -> None:
         times = ", ".join(f"{label} {1e6 * value:,.1f} us" for label, value in seconds.items())
         print(f"gpufold.autotune: {problem.call.operation} {problem.call.data_shape}: {times}", file=sys.stderr)
     entry = {"key": key, "operation": problem.call.operation, "shape": problem.call.data_shape, "seconds": seconds}
-    line = f"\n{json.dumps(entry)}\n".encode()  # on a line of its own, whatever was cut before
+    line = f"\n{json.dumps(entry)}\n".encode()  # a line of its own, even after one that was cut
     if len(line) > LINE_BYTES:
         return
     path = file_of(device)
@@ -215,16 +215,16 @@ def remember(problem: Problem, key: str, seconds: Seconds) -> None:
 
 
 def forget() -> None:
-    """Let all that is known be read again."""
+    """Discard measurements in memory; files are read again."""
     global generation
     _learned.clear()
     generation += 1
 
 
 def race(runs: Mapping[str, Callable[[], object]], clock: Callable[[Callable[[], object]], float]) -> Seconds:
-    """Return the median seconds of each run, taken in turns after one of each that does not count.
+    """Return the median seconds of each run, measured in turns after one warm-up of each.
 
-    One that fails is left out.
+    Runs that fail are left out.
     """
     samples: dict[str, list[float]] = {label: [] for label in runs}
     for _ in range(1 + ROUNDS):

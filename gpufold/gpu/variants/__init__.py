@@ -1,1 +1,1 @@
-"""The kernel variants, a module for each family of kernels: a problem becomes a plan, or Unsupported says why not."""
+"""The kernel variants, a module per family of kernels: functions turn a problem into a plan or raise Unsupported."""

@@ -1,4 +1,4 @@
-"""The kernel variants of add_blocks: tiles search for their blocks or have lists of them, or elements scatter."""
+"""Plans of add_blocks in which tiles search for their blocks (output_driven) or elements scatter (atomic)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
 SUM_BYTES, LOADED_BYTES = 128, 192
-"""Of the sums that a thread keeps in registers, at most; and of what it has asked for of blocks."""
+"""Most bytes of the sums that a thread keeps in registers, and of its loads in flight."""
 MAX_PLANES, MAX_ROWS, MAX_AT_ONCE = 4, 8, 4
-"""Of a thread, the last of the blocks whose elements it loads before it adds the first."""
+"""Most planes and rows of a thread, and blocks whose elements it loads before it adds the first."""
 LIST_BYTES = 40 << 10
-"""Of shared memory, up to which a thread tests several blocks at a time."""
+"""Most bytes of shared memory for testing several blocks at a time."""
 RESIDENT_BLOCKS = 2
-"""Thread blocks on a multiprocessor that registers have to suffice for."""
+"""Thread blocks per multiprocessor in the launch bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Tiling:
 
     planes: int
     rows: int
-    """Of a thread."""
+    """Rows of a thread."""
     at_once: int
     """Blocks whose elements a thread loads before it adds the first."""
     along: Size
@@ -37,11 +37,11 @@ class Tiling:
 
 @lru_cache(maxsize=256)
 def tiling_of(problem: Problem) -> Tiling:
-    """Return what a thread block of output_driven owns: as many sums as registers suffice for."""
+    """Return what a thread block of output_driven owns: as many sums as fit into registers."""
     view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
-    shared_by = 1 if problem.weight_out is None else 2  # sums of weights have as many registers
+    shared_by = 1 if problem.weight_out is None else 2  # sums of weights take as many registers
     sums = SUM_BYTES // sum_bytes // shared_by
     planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
     rows = 1 << (min(MAX_ROWS, sums // planes).bit_length() - 1)

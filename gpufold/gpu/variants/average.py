@@ -12,7 +12,7 @@ from gpufold.gpu.variants.moves import MOVING_THREADS
 
 THREAD_BYTES = 32
 MAX_ELEMENTS = 4
-"""Guess: what a thread has in flight, at most."""
+"""Guesses: most bytes and elements that a thread has in flight."""
 
 
 def elementwise(problem: Problem) -> Plan:

@@ -26,20 +26,20 @@ from gpufold.gpu.variants.moves import (
 
 PIECE_BYTES = 128
 SPACE_OTHERS = 28
-"""Of a piece of the packed kernel, where a block is no more; and the registers that a thread needs besides its words
-and one for each address: guesses."""
+"""Guesses: most bytes of a piece of the packed kernel, unless a block has more, and registers of a thread besides its
+words and one per address."""
 
 SPACE_WORDS = 48
-"""Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""
+"""Most 4-byte words of a piece, if rows can be shared so: with more, the compiler may spill."""
 
 SPACE_PARTS = 8
-"""Of a block at most, each a piece: with more, the lanes of a warp load few neighbouring elements."""
+"""Most parts of a block, each a piece: with more, the lanes of a warp would load few neighbouring elements."""
 
 SPACE_LOADS = 32
-"""Of a thread, beyond which smaller pieces are better."""
+"""Most loads of a thread before smaller pieces are better."""
 
 SPACE_TILES = 32 << 10
-"""Bytes of shared memory up to which a thread block has all its threads."""
+"""Most bytes of shared memory of a thread block; larger tiles halve its threads."""
 
 
 def _plan(
@@ -51,7 +51,7 @@ def _plan(
     shared_bytes: int = 0,
     **defines: Any,
 ) -> Plan:
-    """Plan threads along the pixels of all axes but the last, which is cut into so many places."""
+    """Plan threads along the pixels of all axes but the last, which is cut into `last_places` places."""
     moves = space_moves(problem)
     axes = moves.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
@@ -89,7 +89,7 @@ def _plan(
 
 
 def index_map(problem: Problem) -> Plan:
-    """Plan one thread per pixel: any call, fast while the last axis is not split or into few phases."""
+    """Plan one thread per pixel: serves any call, and is fast if the last axis has few phases or is not split."""
     moves = space_moves(problem)
     last = moves.axes[-1]
     reason = (
@@ -102,48 +102,48 @@ def index_map(problem: Problem) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """How threads of the packed kernel share out a row: blocks with all their phases, or a part of a block's phases."""
+    """How threads of the packed kernel share a row: in whole blocks, or in parts of a block's phases."""
 
     itemsize: int
     count: int
-    """Of a row."""
+    """Pieces of a row."""
     parts: int
-    """That a block is cut into."""
+    """Parts of a block; 1 for whole blocks."""
     phases: int
     blocks: int
-    """Of a piece; one where it is a part."""
+    """Blocks of a piece; 1 if it is a part."""
     loaded: int
     """Elements of a word that is loaded."""
     anywhere: bool
-    """Whether a thread's elements begin anywhere in the words, of which it then loads one more."""
+    """Whether a thread's elements may begin anywhere in a word; it then loads one more word."""
     whole: bool
     """Whether all pieces are words of 16 bytes."""
 
     @property
     def words(self) -> int:
-        """Of 4 bytes, in a piece."""
+        """Words of 4 bytes in a piece."""
         return self.blocks * self.phases * self.itemsize // 4
 
     @property
     def loads(self) -> int:
-        """Of a thread."""
+        """Loads of a thread."""
         return self.phases * (self.blocks // self.loaded + self.anywhere)
 
     @property
     def registers(self) -> int:
-        """That the loaded words take."""
+        """Registers of the loaded words."""
         return self.loads * -(-self.loaded * self.itemsize // 4)
 
 
 def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
-    """Yield the ways to share out rows, such that a piece is words of 4 bytes, the last of a row one at least."""
+    """Yield the ways to share rows in pieces of 4-byte words, with at least one word in the last piece of a row."""
     last, itemsize = moves.axes[-1], moves.itemsize
     of_word, aligned = 4 // itemsize, moves.blocks_at_once(problem.input.alignment)
     shape, steps = problem.input.shape, problem.input.strides
     extent = 1 + span(shape, steps)
     in_words = last.block_step == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
     in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
-    in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # about so many blocks: rows of most sizes are alike
+    in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # rounded up, so that rows of most sizes are alike
     most = min(max(of_word, PIECE_BYTES // (last.kernel * itemsize)), max(of_word, in_row))
     for parts in (parts for parts in range(1, min(last.kernel, SPACE_PARTS) + 1) if last.kernel % parts == 0):
         phases = last.kernel // parts
@@ -161,7 +161,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
 
 
 def packed(problem: Problem) -> Plan:
-    """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
+    """Plan one thread per piece of a row of contiguous space; a warp stores its pieces as one run."""
     moves = space_moves(problem)
     last, itemsize = moves.axes[-1], moves.itemsize
     if last.is_unit:
@@ -201,6 +201,6 @@ def packed(problem: Problem) -> Plan:
 
 
 def _by_size(pieces: _Pieces) -> tuple[int, ...]:
-    """Order pieces: those of few registers and loads, of whole blocks, as words in and out, the larger ones first."""
+    """Order pieces: first few words and loads, then whole blocks, wide stores and loads, and large pieces."""
     too_many = max(0, pieces.words - SPACE_WORDS) + max(0, pieces.loads - SPACE_LOADS)
     return too_many, pieces.parts, not pieces.whole, -pieces.loaded, -pieces.words

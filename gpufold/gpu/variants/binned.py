@@ -1,4 +1,4 @@
-"""The variant of add_blocks that first lists, on the device, the blocks which meet each tile of the image."""
+"""The variant binned of add_blocks: first the device lists the blocks that intersect each tile of the image."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import THREADS, PlacedView, bits_of, placed_plan, placed_view, tiles_of
 
 COLUMNS = WARP
-"""Pixels of a tile's row, a lane each."""
+"""Pixels of a tile's row, one per lane."""
 NOTED = 32
-"""Blocks that are noted of a tile, and that a warp adds at a time: a bit of a word each. Where more meet it, it is
-crowded."""
+"""Blocks that are noted per tile, and that a warp adds at a time: a bit of a word each. A tile that intersects more
+blocks is crowded."""
 TILE_ROWS = 32
-"""Of a tile, at most: a bit of a word each."""
+"""Most rows of a tile: a bit of a word each."""
 LISTS_MAX_PLANES = 4
-"""Of a thread."""
+"""Most planes of a thread."""
 LISTS_SUM_BYTES = 64
-"""Of the sums that a thread keeps in registers."""
+"""Most bytes of the sums that a thread keeps in registers."""
 LISTS_MAX_ROWS, LISTS_MANY_ROWS = 4, 8
-"""Of a thread at a time, the latter where a row is one sum and has no weight; each is a load in flight."""
+"""Most rows of a thread at a time, each a load in flight; the latter if a row is one sum without a weight."""
 LISTS_RESIDENT_BLOCKS = 4
-"""Thread blocks on a multiprocessor that registers have to suffice for, one less for each register of a sum of weights
-where these are asked for."""
+"""Thread blocks per multiprocessor in the launch bounds, less one for each register of a sum of weights, if any."""
 CROWD = 1024
-"""Blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
+"""Most blocks of a crowded tile that are sorted by comparing each with all others."""
 LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED")
-"""What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
+"""Macros that lists of blocks depend on; all dtypes and windows use the same lists."""
 NOTED_AT_ONCE = 2
 """Blocks that a thread notes at a time."""
 MARKS_OF_THREAD = 64
-"""For blocks that follow each other, where more than those meet a tile."""
+"""Marks of a thread, for consecutive blocks: they sort a tile with more than `CROWD` blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,11 @@ class Bins:
     along: Size
     """Tiles along each axis with a position; places along the others."""
     entries: int
-    """Of all lists, at most."""
+    """Most entries of all lists together."""
 
 
 def _shares(problem: Problem) -> Iterator[tuple[int, int, Bins]]:
-    """Yield planes and rows of a thread at a time, as registers suffice for, in small tiles and in the largest."""
+    """Yield the planes and rows of a thread that fit into registers, for small tiles and for the largest."""
     view, weighed = placed_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
     sums = max(1, LISTS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
@@ -65,7 +64,7 @@ def _shares(problem: Problem) -> Iterator[tuple[int, int, Bins]]:
 
 @lru_cache(maxsize=256)
 def _bins(view: PlacedView, rows: int) -> Bins:
-    """Return tiles of so many rows, or as many as there are, as even in the extents of blocks as they can be."""
+    """Return tiles of `rows` rows, or of all if there are fewer, with sides in proportion to those of blocks."""
     positioned = range(view.fixed, len(view.size))
     side, grown = [1] * len(view.size), positioned[:-1] or positioned
     side[-1] = COLUMNS
@@ -90,7 +89,7 @@ def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
     number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
     resident = max(2, problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS))
 
-    def in_turns(most: int, per_block: int) -> tuple[int, int, int]:  # where mostly there is nothing to do
+    def in_turns(most: int, per_block: int) -> tuple[int, int, int]:  # for threads that mostly have nothing to do
         return grid_of(min(most, resident // 2 * per_block), per_block)
 
     groups = view.channels // planes

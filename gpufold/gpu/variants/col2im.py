@@ -13,11 +13,10 @@ from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, SECTOR
 from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
 
 THREADS = 128
-"""Of a thread block: a multiprocessor has registers for five to seven such blocks, where two or three of twice as many
-fit."""
+"""Threads of a thread block: a multiprocessor has registers for five to seven such blocks, but only for two or three of
+twice the size."""
 PLANE_REGISTERS = 32
-"""For what a thread keeps of its planes, or of one: its sums, and what it loads together. Of more, some would be
-spilled."""
+"""Most registers for a thread's sums or for its loads in flight: with more, the compiler would spill."""
 
 
 def _counted(count: int, noun: str) -> str:
@@ -25,10 +24,10 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _planes(problem: Problem, part: int, places: int, compiled: int) -> tuple[int, ...]:
-    """Return the planes that a thread may serve, one or as many as are compiled in.
+    """Return candidates for the planes of a thread: one, or as many as are compiled in.
 
-    These come first where they share weights, or where a thread loads less than a sector of one plane, as measured on
-    an H100, if threads are enough. They are no choice where most of them would repeat another.
+    Several come first if there are enough threads and planes share weights, or a thread loads less than a sector of one
+    plane, as measured on an H100. They are no candidate if most planes of a thread would repeat another.
     """
     view, device = view_of(problem), problem.device
     if compiled == 1 or 2 * view.channels <= compiled:
@@ -44,10 +43,10 @@ def _planes(problem: Problem, part: int, places: int, compiled: int) -> tuple[in
 # gather, gather_pixels
 
 PART_BYTES, PART_LOADED = 64, 96
-"""Of a thread: what neighbouring pixels it owns, two sectors, and the registers for the loads in flight of all planes,
-a window's among these. A part is half as long where the taps of each pixel are kept, because they are dilated."""
+"""Most bytes of a thread's neighbouring pixels (two sectors), and registers for its loads in flight, with a window's. A
+part is half as long if taps are dilated, because the taps of each pixel are then kept."""
 RUN_BYTES = 16
-"""What shared memory holds of where a part is stored."""
+"""Bytes of shared memory for the place where a part is stored."""
 
 
 def gather(problem: Problem) -> tuple[Plan, ...]:
@@ -75,7 +74,7 @@ def gather_pixels(problem: Problem) -> tuple[Plan, ...]:
 
 
 def _pixels_with_words_of_taps(problem: Problem) -> int:
-    """Return the pixels that get a word of taps where the arrays have such words, else 1."""
+    """Return the number of pixels whose taps are one word, if both arrays consist of such words, else 1."""
     view = view_of(problem)
     row, itemsizes = view.axes[-1], (problem.call.source_element.itemsize, view.element.itemsize)
     word = gcd(WIDEST_WORD // max(itemsizes), row.kernel, row.stride) if row.dilation == 1 else 1
@@ -95,7 +94,7 @@ def _word(problem: Problem) -> int:
 
 
 def _stores_words(problem: Problem, word: int) -> bool:
-    """Whether the image has words of so many pixels, the first of a row behind its padding."""
+    """Return whether rows of the image, counted from the padding, consist of aligned words of `word` pixels."""
     view, row = view_of(problem), view_of(problem).axes[-1]
     steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
     aligned = problem.output.alignment % (word * view.element.itemsize) == 0
@@ -103,7 +102,7 @@ def _stores_words(problem: Problem, word: int) -> bool:
 
 
 def _plans(problem: Problem, variant: str, part: int, at_most: int) -> tuple[Plan, ...]:
-    """Plan for threads that own so many neighbouring pixels and are numbered by these, or by parts of cells."""
+    """Plan threads that own `part` neighbouring pixels and are numbered by pixels or by parts of cells."""
     view = view_of(problem)
     *outer, row = view.axes
     itemsize, of_pixels = view.element.itemsize, variant == "gather_pixels"

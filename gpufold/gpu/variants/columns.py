@@ -1,4 +1,4 @@
-"""Columns and image as the kernels of col2im and im2col see them: by their strides, in cells, and what is fused."""
+"""Columns and image as the kernels of col2im and im2col see them: strides, cells and fused arithmetic."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpufold.gpu.plan import Problem
 class ColumnsView:
     """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides.
 
-    Those of a batch or of channels of one are 0, which every word divides.
+    The strides of a single batch or channel are 0, which every word divides.
     """
 
     axes: tuple[Axis, ...]
     element: ElementType
     batch: int
     channels: int
-    """Planes that follow each other at even distances in both arrays: N*C where the layouts allow, else C."""
+    """Planes at even distances in both arrays: N*C if the layouts allow, else C."""
     columns_batch: int
     columns_channel: int
     tap_strides: Size
@@ -55,7 +55,7 @@ class ColumnsView:
 
 @lru_cache(maxsize=256)
 def view_of(problem: Problem) -> ColumnsView:
-    """Name every stride and collapse batch and channels into one run of planes where the strides allow it."""
+    """Name every stride, and merge batch and channels into planes if the strides allow it."""
     geometry = problem.geometry
     assert isinstance(geometry, SlidingGeometry)
     # No dilation moves the single tap of an axis.
@@ -93,12 +93,12 @@ def view_of(problem: Problem) -> ColumnsView:
 
 
 def tap_step(axis: Axis) -> int:
-    """Return the distance of two taps that land on one pixel of an axis."""
+    """Return the distance of adjacent taps that land on the same pixel of an axis."""
     return axis.stride // gcd(axis.stride, axis.dilation)
 
 
 def block_step(axis: Axis) -> int:
-    """Return the distance of the blocks of two taps that land on one pixel of an axis."""
+    """Return the distance of the blocks of adjacent taps that land on the same pixel of an axis."""
     return axis.dilation // gcd(axis.stride, axis.dilation)
 
 
@@ -108,18 +108,18 @@ def taps_per_pixel(axis: Axis) -> int:
 
 
 def cells_of(view: ColumnsView) -> Size:
-    """Return the cells of a plane along each axis; along the last one they begin where blocks do."""
+    """Return the number of cells of a plane along each axis; along the last axis, cells begin where blocks do."""
     *outer, row = view.axes
     in_row = (row.pad_begin + row.size - 1) // row.stride - row.pad_begin // row.stride + 1
     return (*(-(-axis.size // axis.stride) for axis in outer), in_row)
 
 
 # ---------------------------------------------------------------------------------------------
-# What is fused
+# Fused arithmetic
 
 
 def fusion_defines(problem: Problem) -> dict[str, str]:
-    """Return the macros that say what is fused into the sums, where that is anything."""
+    """Return the macros of the fused arithmetic, if there is any."""
     fusion, geometry = problem.fusion, problem.geometry
     assert isinstance(geometry, SlidingGeometry)
     if fusion == PLAIN:

@@ -49,12 +49,12 @@ PACKED_OTHERS = 24
 
 
 def columns_of(problem: Problem) -> ColumnsView:
-    """Name the strides of image and columns as for col2im, which has them the other way round."""
+    """Return the view of image and columns, as output and input of col2im."""
     return view_of(replace(problem, input=problem.output, output=problem.input))
 
 
 def even_tap_step(view: ColumnsView) -> int | None:
-    """Return the distance of the taps of a block in the columns, all axes as one; None where it is not even."""
+    """Return the distance of adjacent taps of a block in the columns, with all axes as one; None if it varies."""
     axes = zip(view.kernel, view.tap_strides, contiguous_strides(view.kernel), strict=True)
     steps = [(stride, contiguous) for extent, stride, contiguous in axes if extent > 1] or [(0, 1)]
     tap_step, _ = steps[-1]
@@ -62,7 +62,7 @@ def even_tap_step(view: ColumnsView) -> int | None:
 
 
 def moves_of(problem: Problem) -> Moves:
-    """Describe a call, simply where elements are only moved; raise Unsupported where taps are not evenly apart."""
+    """Describe a call, simplified if elements are only copied; raise Unsupported if taps are not evenly apart."""
     view = columns_of(problem)
     tap_step = even_tap_step(view)
     if tap_step is None:
@@ -176,7 +176,7 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
 
 
 def taps(problem: Problem) -> Plan:
-    """Plan one thread per word of taps, which serves everything: for columns whose taps are the closest elements."""
+    """Plan one thread per word of taps: serves any call, and suits columns whose taps are the closest elements."""
     view = columns_of(problem)
     defines = words_of_taps(problem, view)
     axes, row, word = view.axes, view.axes[-1], defines["WORD"]
@@ -229,7 +229,7 @@ def taps(problem: Problem) -> Plan:
 
 
 def _axes_of(view: ColumnsView) -> dict[str, Field]:
-    """Return the members that the parameters of `taps` and `packed` begin with."""
+    """Return the first members of the parameters of `taps` and `packed`."""
     return {
         "size": offset([axis.size for axis in view.axes]),
         "stride": offset([axis.stride for axis in view.axes]),
@@ -240,7 +240,7 @@ def _axes_of(view: ColumnsView) -> dict[str, Field]:
 
 
 def packed(problem: Problem) -> Plan:
-    """Plan one thread for the fewest neighbouring blocks that are words, whose warp stores theirs as one run."""
+    """Plan one thread for the fewest neighbouring blocks that are whole words; a warp stores its blocks as one run."""
     view, itemsize = columns_of(problem), problem.element.itemsize
     axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
     count = 4 // gcd(taps * itemsize, 4)
@@ -265,7 +265,7 @@ def packed(problem: Problem) -> Plan:
     before = -row.pad_begin % at_once
     loads = -(-(before + (count - 1) * row.stride + row.dilated_kernel) // at_once)
     registers = taps // row.kernel * -(-loads * at_once * itemsize // 4)
-    loaded = taps // row.kernel * loads  # which take a register each before they are packed
+    loaded = taps // row.kernel * loads  # each takes a register before it is packed
     tile = WARP * count * taps * itemsize + LINE_BYTES
     if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
         raise Unsupported(

@@ -1,7 +1,7 @@
-"""Blocks that move to or from an array, in the fewest words: what im2col, space_to_batch and batch_to_space plan from.
+"""Copies between an array and blocks in the fewest words: the basis of plans of im2col, space_to_batch, batch_to_space.
 
-A call becomes `Moves`: an array (batch, planes, *size) and blocks (batch, planes, *kernel, *blocks), each by its steps
-in elements. `simplified` merges axes that are walked as one and takes neighbouring elements as one word.
+A call becomes `Moves`: an array (batch, planes, *size) and blocks (batch, planes, *kernel, *blocks), each with strides
+in elements. `simplified` merges contiguous axes and treats neighbouring elements as one word.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ WIDEST_WORD = 16
 """Bytes of the widest load and store."""
 
 LINE_BYTES, SECTOR_BYTES = 128, 32
-"""Of the caches."""
+"""Bytes of a cache line, and of a sector."""
 
 WARP = 32
 """Threads of a warp."""
 
 PACKED_REGISTERS = 128
-"""Guess: what the words of a thread that puts elements together take at most as they are loaded."""
+"""Guess: most registers for the loaded words of a thread that packs elements."""
 
 LONG_RUN_BYTES = 512
-"""Guess: stores in runs from this length on waste few of their sectors at the ends."""
+"""Guess: least bytes of a run whose stores waste few sectors at its ends."""
 
 PLANES_PER_THREAD = 8
-"""Planes that share a thread's index arithmetic at most."""
+"""Most planes that share a thread's index arithmetic."""
 
 WAVES = 4
-"""Guess: full loads of the device that a launch keeps before its threads take more work each."""
+"""Guess: how many times a launch fills the device before its threads take more work each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class MovedAxis:
 
     @property
     def is_unit(self) -> bool:
-        """Whether every pixel is a block of its own."""
+        """Whether every pixel is a block."""
         return self.kernel == 1 and self.stride == 1
 
     @property
     def covers_rows(self) -> bool:
-        """Whether neither pads nor a remainder keep rows from being walked as one with the axis outside."""
+        """Whether rows can be merged with the next outer axis: they have no pads and no remainder."""
         return (
             self.pad == 0 and self.size == self.blocks * self.stride and (self.kernel - 1) * self.dilation < self.stride
         )
@@ -74,13 +74,13 @@ class MovedAxis:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """A call by its steps in elements."""
+    """A call as copies, with strides in elements."""
 
     itemsize: int
     alignment: int
-    """Of both arrays' first bytes."""
+    """Alignment of both arrays' first bytes."""
     writes_blocks: bool
-    """Whether blocks are taken out of the array, and not put together into it."""
+    """Whether blocks are extracted from the array, rather than assembled into it."""
     batch: int
     planes: int
     array_batch_step: int
@@ -96,29 +96,29 @@ class Moves:
 
     @property
     def tap_step(self) -> int:
-        """Elements between the blocks' taps where all axes of them are evenly apart, as one."""
+        """Elements between adjacent taps of a block, if the axes of taps are evenly apart."""
         return next((axis.tap_step for axis in reversed(self.axes) if axis.kernel > 1), 0)
 
     @property
     def array_steps(self) -> list[int]:
-        """From a plane and a batch of the array to the next, where there is one."""
+        """Strides of the array's planes and batch, if there are several."""
         steps = (self.planes, self.array_plane_step), (self.batch, self.array_batch_step)
         return [step for count, step in steps if count > 1]
 
     @property
     def blocks_steps(self) -> list[int]:
-        """The same of the blocks."""
+        """Strides of the blocks' planes and batch, if there are several."""
         steps = (self.planes, self.blocks_plane_step), (self.batch, self.blocks_batch_step)
         return [step for count, step in steps if count > 1]
 
     def pixels_at_once(self, alignment: int, *multiples: int) -> int:
-        """Count the pixels of the widest word that is aligned in every row, and divides these numbers too."""
+        """Count the pixels of the widest word that is aligned in every row and divides `multiples`."""
         *outer, last = self.axes
         steps = [last.size, *(axis.pixel_step for axis in outer), *self.array_steps]
         return word_elements(self.itemsize, alignment, [*multiples, *steps]) if last.pixel_step == 1 else 1
 
     def blocks_at_once(self, alignment: int) -> int:
-        """Count the neighbouring blocks that have their elements of a phase in one word, wherever so many begin."""
+        """Count the neighbouring blocks whose elements of a phase are one aligned word."""
         *outer, last = self.axes
         if last.block_step != 1 or last.pad % last.kernel:
             return 1
@@ -126,9 +126,9 @@ class Moves:
         return word_elements(self.itemsize, alignment, [*steps, *self.blocks_steps])
 
     def simplified(self) -> Moves:
-        """Merge axes that are walked as one, then make elements as wide as they can be.
+        """Merge contiguous axes, then make elements as wide as possible.
 
-        Unsplit axes make a long row for wide elements first, planes next, and only what is left joins a split axis.
+        Unsplit axes first make a long row for wide elements, then planes; only the rest joins a split axis.
         """
         return (
             self._with_merged_axes(into_split=False)._with_merged_planes()._with_merged_axes(into_split=True)._widened()
@@ -157,7 +157,7 @@ class Moves:
         return replace(self, axes=tuple(reversed(merged)))
 
     def _with_merged_planes(self) -> Moves:
-        """Count leading axes that are not split as planes."""
+        """Merge leading unsplit axes into the planes."""
         moves = self
         while len(moves.axes) > 1:
             axis = moves.axes[0]
@@ -173,14 +173,14 @@ class Moves:
         return moves.with_batch_as_planes()
 
     def _planes_join(self, axis: MovedAxis) -> bool:
-        """Return whether each plane begins where the first axis of the one before ends."""
+        """Return whether each plane begins where the first axis of the previous plane ends."""
         return self.planes == 1 or (
             self.array_plane_step == axis.size * axis.pixel_step
             and self.blocks_plane_step == axis.blocks * axis.block_step
         )
 
     def with_batch_as_planes(self) -> Moves:
-        """Count the batch among the planes, where they follow each other evenly."""
+        """Merge the batch into the planes, if they are evenly apart."""
         if self.batch == 1 or (
             self.array_batch_step == self.planes * self.array_plane_step
             and self.blocks_batch_step == self.planes * self.blocks_plane_step
@@ -189,10 +189,9 @@ class Moves:
         return self
 
     def with_rows_as_planes(self) -> Moves:
-        """Where planes are too few to share index arithmetic, count the blocks of the first axis among them.
+        """Merge the blocks of the first axis into the planes, if planes are too few to share index arithmetic.
 
-        What remains of the axis is one block with its taps. Threads then store block by block, so the runs that one
-        writes must be long.
+        The axis keeps one block with its taps. Threads then store block by block, so the runs of a block must be long.
         """
         axis, *inner = self.axes
         run = prod(axis.blocks for axis in inner) if self.writes_blocks else axis.kernel * prod(a.size for a in inner)
@@ -208,7 +207,7 @@ class Moves:
         )
 
     def _widened(self) -> Moves:
-        """Take neighbouring pixels of an unsplit last axis as one element."""
+        """Treat neighbouring pixels of an unsplit last axis as one element."""
         *outer, last = self.axes
         if not (last.is_unit and last.pixel_step == last.block_step == 1):
             return self
@@ -249,7 +248,7 @@ def word_elements(itemsize: int, alignment: int, multiples: list[int]) -> int:
 
 
 def word_types(itemsize: int) -> dict[str, str]:
-    """Return the types of a kernel that moves elements of a size."""
+    """Return the types of a kernel that copies elements of a size."""
     scalar = f"Word<{itemsize}>"
     return {"SCALAR": scalar, "ACCUMULATOR": scalar}
 
@@ -270,11 +269,11 @@ def device_threads(device: Device) -> int:
 
 
 MOVING_THREADS = 256
-"""Threads of a thread block of the kernels that move elements, compiled in."""
+"""Threads of a thread block in kernels that copy elements; compiled in."""
 
 
 def space_moves(problem: Problem) -> Moves:
-    """Describe the batch as blocks whose stride is their size, and space as the array they tile; then simplify it."""
+    """Describe a call, simplified: the batch as blocks whose stride is their size, space as the array they tile."""
     geometry, writes_blocks = problem.geometry, problem.call.operation == "space_to_batch"
     assert isinstance(geometry, SpaceGeometry)
     batch, space = (problem.output, problem.input) if writes_blocks else (problem.input, problem.output)

@@ -1,4 +1,4 @@
-"""What the plans of add_blocks and take_blocks share: blocks at positions and their image, by strides."""
+"""Common parts of the plans of add_blocks and take_blocks: blocks at positions and their image, with strides."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gpufold.gpu.variants.moves import SECTOR_BYTES
 
 THREADS = 256
 CANDIDATES = 4
-"""Blocks that a thread tests at a time, at most: tests run as far past the last one."""
+"""Most blocks that a thread tests at a time; tests may run that far past the last block."""
 COUNT_BYTES = 4
-"""Of the number of blocks that a warp has found."""
+"""Bytes of a warp's count of blocks."""
 POSITION_BYTES = 8
-"""Of a coordinate of a block."""
+"""Bytes of a block's coordinate."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedView:
     """Blocks (count, batch, channels, *block) and image (batch, channels, *size) by their strides.
 
-    Leading axes that no plane's number can count are the first of `size` and `block`, and have no position.
+    Leading axes that cannot be merged into batch and channels are the first of `size` and `block`, without a position.
     """
 
     element: ElementType
@@ -44,12 +44,12 @@ class PlacedView:
     image_channel: int
     pixel_strides: Size
     weight_strides: Size
-    """Of the sums of weights, which leading axes do not have."""
+    """Strides of the sums of weights; 0 along leading axes."""
 
 
 @lru_cache(maxsize=256)
 def placed_view(problem: Problem) -> PlacedView:
-    """Name every stride, and make leading axes one where both arrays walk them as one."""
+    """Name every stride, and merge leading axes that are contiguous in both arrays."""
     geometry = problem.geometry
     assert isinstance(geometry, PositionsGeometry)
     count = len(geometry.lead)
@@ -81,7 +81,7 @@ def placed_view(problem: Problem) -> PlacedView:
 
 
 def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
-    """Return the width of a kernel's Offset, whose threads own tiles."""
+    """Return the width of an Offset for a kernel whose threads own tiles."""
     view = placed_view(problem)
     reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
     return offset_bits(
@@ -100,9 +100,9 @@ def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
 def placed_plan(
     problem: Problem, variant: str, shape: LaunchShape, reason: str, members: dict[str, Field], **defines: Any
 ) -> Plan:
-    """Fill in what all variants have in common; `members` follow kernels/positions.cuh's Parameters in their own.
+    """Make a plan with the common parts of all variants; `members` follow the Parameters of kernels/positions.cuh.
 
-    `defines` come after the common ones, in whose place they are where their names are the same.
+    `defines` follow the common macros and replace those of the same name.
     """
     operation, view, element = problem.call.operation, placed_view(problem), problem.element
     takes = operation == "take_blocks"
@@ -152,7 +152,7 @@ def placed_plan(
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Count the floor: positions and blocks once, and the sectors that lie under blocks once or twice."""
+    """Count the minimum traffic: positions and blocks once, and the sectors under blocks once or twice."""
     geometry, itemsize = problem.geometry, problem.element.itemsize
     assert isinstance(geometry, PositionsGeometry)
     placed = geometry.count * len(geometry.size) * POSITION_BYTES
@@ -166,9 +166,9 @@ def _bytes_moved(problem: Problem) -> int:
 
 
 def _bytes_under_blocks(geometry: PositionsGeometry, array: Operand, itemsize: int) -> int:
-    """Count what memory moves of an array for blocks that lie beside each other: whole sectors.
+    """Count the bytes that memory moves of an array for blocks side by side: whole sectors.
 
-    A row that begins anywhere reaches, on the average, all but an element of one sector more than it fills.
+    A row that begins anywhere touches, on average, one sector less an element more than it fills.
     """
     *_, columns = geometry.block_shape
     row = columns * itemsize + (SECTOR_BYTES - itemsize if array.strides[-1] == 1 else 0)

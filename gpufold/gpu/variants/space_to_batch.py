@@ -10,11 +10,11 @@ from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.moves import WIDEST_WORD, Moves, space_moves
 
 APART_BYTES = 96
-"""Of the blocks that a thread of space_to_batch takes apart, at most: a guess at registers."""
+"""Guess, by registers: most bytes of the blocks that a thread deinterleaves."""
 
 
 def _word_of_blocks(moves: Moves, space: Operand) -> int:
-    """Count the pixels of the widest word of whole blocks that rows of space consist of."""
+    """Count the pixels of the widest aligned word of whole blocks in rows of space."""
     last = moves.axes[-1]
     if last.is_unit:
         raise Unsupported("deinterleave needs a last axis that is split")
@@ -35,15 +35,15 @@ def _word_of_blocks(moves: Moves, space: Operand) -> int:
 
 
 def per_block(problem: Problem) -> Plan:
-    """Plan one thread per block: any call, fast while blocks are small."""
+    """Plan one thread per block: serves any call, and is fast if blocks are small."""
     return unfold.per_block(problem, space_moves(problem))
 
 
 def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
-    """Count the blocks of a thread of the deinterleaving kernel, and the elements that it loads at once.
+    """Count the blocks of a thread of deinterleave, and the elements that it loads at once.
 
-    Their elements of a phase are stored as one word, and they are loaded as one; as several, of elements of 4 bytes at
-    most, where they are no word or where words of a phase would have less than 4 bytes.
+    The blocks are loaded as one word, and the elements of each phase are stored as one word. Elements of up to 4 bytes
+    are loaded as several words if blocks are no word, or if words of a phase would have less than 4 bytes.
     """
     moves = space_moves(problem)
     last = moves.axes[-1]
@@ -62,7 +62,7 @@ def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
 
 
 def deinterleave(problem: Problem) -> Plan:
-    """Plan one thread per word of whole blocks, taken apart in registers."""
+    """Plan one thread per word of whole blocks, which it deinterleaves in registers."""
     moves = space_moves(problem)
     *outer, last = moves.axes
     count, loaded = blocks_taken_apart(problem)

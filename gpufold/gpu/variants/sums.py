@@ -1,4 +1,4 @@
-"""What the plans of all kernels have in common that add blocks up on a grid: those of col2im."""
+"""Common parts of the plans of col2im."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_UNROLLED = 128
 
 
 def largest_offset(view: ColumnsView) -> int:
-    """Bound what a kernel computes inside a plane, of taps that turn out not to exist too, and to the next one."""
+    """Bound the offsets of a kernel in a plane, including those of taps that do not exist, and to the next plane."""
     columns = sum(
         (axis.kernel + tap_step(axis)) * abs(tap_stride)
         + (axis.blocks + 2 * (axis.dilated_kernel // axis.stride + 1) + block_step(axis)) * abs(block_stride)
@@ -35,7 +35,7 @@ Way = TypeVar("Way")
 
 
 def plans_of(plan: Callable[[Way], Plan], ways: Iterable[Way]) -> tuple[Plan, ...]:
-    """Return the plans of the ways that can be launched, or raise where there are none."""
+    """Return the plans that can be launched, of several ways; raise if there are none."""
     plans, refusals = [], []
     for way in ways:
         try:
@@ -56,9 +56,9 @@ def sum_plan(
     kernel: Mapping[str, str] | None = None,
     **defines: Any,
 ) -> Plan:
-    """Fill in what all variants have in common; `members` follow kernels/col2im.cuh's Parameters in a kernel's own.
+    """Make a plan with the common parts of all variants; `members` follow the Parameters of kernels/col2im.cuh.
 
-    `kernel` names a file and its function, where they have other names than the variant.
+    `kernel` names a file and its function, if their names differ from the variant's.
     """
     view, scatters = view_of(problem), variant == "atomic"
     axes = view.axes

@@ -12,18 +12,18 @@ from gpufold.gpu.variants.placed import THREADS, bits_of, placed_plan, placed_vi
 from gpufold.outside import BY_INDEX
 
 DIRECT_BYTES, DIRECT_LOADS = 32, 8
-"""What a thread has in flight at most, of a few elements in each of its planes."""
+"""Most bytes and loads that a thread has in flight, over its planes."""
 DIRECT_REGISTERS = 22
-"""What a thread has beside that."""
+"""Registers of a thread besides its elements and weights."""
 DIRECT_RESIDENT_BLOCKS = 4
-"""Thread blocks on a multiprocessor that registers have to suffice for, where they do; asked for no more, the compiler
-stores some pixels before it loads all."""
+"""Most thread blocks per multiprocessor in the launch bounds; without a bound, the compiler stores some pixels before
+it loads all."""
 
 
 def _shares(problem: Problem, rows: int) -> list[tuple[int, int]]:
-    """Return what a thread has, planes and elements in each, powers of two: as much as it may, or half.
+    """Return candidates for a thread's planes and elements per plane, powers of two: as many as allowed, or half.
 
-    Of blocks with short rows, whose sectors few neighbours share, half was the faster on an H100.
+    For blocks with short rows, whose sectors few neighbours share, half was faster on an H100.
     """
     view = placed_view(problem)
     most = min(DIRECT_LOADS, DIRECT_BYTES // view.element.itemsize)

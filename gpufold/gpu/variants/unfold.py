@@ -1,4 +1,4 @@
-"""The kernels of kernels/unfold.cuh, which take sliding blocks out of an array: im2col and space_to_batch alike."""
+"""Plans of the kernels of kernels/unfold.cuh, which extract sliding blocks: im2col and space_to_batch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpufold.gpu.variants.moves import (
 )
 
 OVERLAPPING_PLANES_PER_THREAD = 4
-"""Planes that share a thread's index arithmetic at most where blocks overlap: more planes keep more columns in flight
-and drive the image out of the L2 cache before the next block reads it again: guesses."""
+"""Guess: most planes that share a thread's index arithmetic if blocks overlap. More planes keep more columns in flight
+and evict the image from the L2 cache before the next block reads it again."""
 
 DIRECT_TAPS = 8
-"""Taps that a thread of the per_block kernels holds at once, by a guess at its registers."""
+"""Guess, by registers: most taps that a thread of the per_block kernels holds at once."""
 
 
 def types_of(problem: Problem, itemsize: int) -> dict[str, str]:
-    """Return the types of elements that are multiplied, and the window; of those that are only moved, their size's."""
+    """Return the types of elements and window; elements that are only copied have a type of their size."""
     if problem.fusion.window == "none":
         return word_types(itemsize)
     element, fused = problem.element, fusion_defines(problem)

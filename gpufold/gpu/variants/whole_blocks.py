@@ -1,4 +1,4 @@
-"""Plans kernels/col2im_gather_blocks.cu, whose thread blocks bring rows of taps through shared memory."""
+"""Plans of kernels/col2im_gather_blocks.cu, in which thread blocks load rows of taps through shared memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpufold.gpu.variants.moves import WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
 
 THREADS = 128
-"""Of a thread block, each with a pixel of a row: with more, fewer taps are read twice and more threads idle at the ends
-of rows."""
+"""Threads of a thread block, one per pixel of a row: with more, fewer taps are read twice, but more threads idle at the
+ends of rows."""
 MOST_ROWS, SUMS_BYTES = 8, 32
-"""Of pixels that a thread block owns, so that memory is read in pieces of as many rows of taps, and of the sums that a
-thread keeps for them. An H100 reads memory in pairs of sectors, of which short pieces leave one at each end."""
+"""Most rows of pixels of a thread block, and most bytes of the sums that a thread keeps for them. Memory is read in
+pieces of as many rows of taps: an H100 reads pairs of sectors, and short pieces waste one at each end."""
 TILE_BYTES, MOST_TILE_BYTES = 8 * 1024, 36 * 1024
-"""What the threads have in registers of a tile at most where its rows of taps can be cut, and at all."""
+"""Most bytes of a tile in the threads' registers: if its rows of taps can be cut, and in any case."""
 LOAD_BYTES = 8
-"""What a word takes of that at least, with its address."""
+"""Least bytes of registers for a word, with its address."""
 SHARED_BYTES = 20 * 1024
-"""Of two tiles at most, or there is one: a multiprocessor has room for ten such thread blocks."""
+"""Most bytes of two tiles, otherwise there is one: a multiprocessor has room for ten such thread blocks."""
 BANKS_BYTES, BANK_BYTES = 128, 4
-"""Of all banks of shared memory, and of one."""
+"""Bytes of all banks of shared memory, and of one."""
 
 
 def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
-    """Plan kernels/col2im_gather_blocks.cu for several rows and for one, first what an H100 was faster with."""
+    """Plan kernels/col2im_gather_blocks.cu for several rows and for one, the faster one on an H100 first."""
     view = view_of(problem)
     if not are_contiguous(view.kernel, view.tap_strides):
         raise Unsupported(
@@ -43,7 +43,7 @@ def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
 
 
 def _plan(problem: Problem, rows: int) -> Plan:
-    """Plan for thread blocks that own so many rows."""
+    """Plan thread blocks that own `rows` rows of pixels."""
     view, itemsize, vector = view_of(problem), problem.call.source_element.itemsize, _vector(problem)
     *outer, row = view.axes
     taps = row.kernel if rows > 1 else _taps_of_tile(row, vector, itemsize)
@@ -53,7 +53,7 @@ def _plan(problem: Problem, rows: int) -> Plan:
             f"{MOST_TILE_BYTES} bytes at most, but strides {row.stride} and dilations {row.dilation} make it {needed} "
             f"on the last axis"
         )
-    # Neighbouring lanes read so many bytes of a block, then of the next.
+    # Bytes of a block that neighbouring lanes read before the next block.
     lanes_bytes = max(BANK_BYTES, gcd(tap_step(row) * itemsize, BANKS_BYTES))
     pitch = (-(-rows * taps * itemsize // lanes_bytes) | 1) * lanes_bytes // itemsize
     tile_bytes = -(-_tile_blocks(row, taps) * pitch * itemsize // WIDEST_WORD) * WIDEST_WORD
@@ -61,7 +61,7 @@ def _plan(problem: Problem, rows: int) -> Plan:
     owned = (*(1 for _ in outer), rows, THREADS)[-len(view.axes) :]
     extents = tuple(-(-axis.size // pixels) for axis, pixels in zip(view.axes, owned, strict=True))
     items = view.planes * prod(extents)
-    # What threads look at past the ends of rows, of tiles and of the image.
+    # What threads may address past the ends of rows, of tiles and of the image.
     beyond = 2 * (THREADS + 1) * (abs(view.block_strides[-1]) + abs(view.pixel_strides[-1]) + row.stride)
     beyond += rows * (taps + max(map(abs, view.pixel_strides)) + max(axis.stride for axis in view.axes))
     bits = offset_bits(largest_offset(view) + beyond, items)
@@ -81,7 +81,7 @@ def _plan(problem: Problem, rows: int) -> Plan:
 
 
 def _rows(problem: Problem) -> int:
-    """Return the rows of pixels of a thread block: several where whole rows of taps for them have room in a tile."""
+    """Return the rows of pixels of a thread block: several if whole rows of their taps fit into a tile."""
     view, itemsize, vector = view_of(problem), problem.call.source_element.itemsize, _vector(problem)
     *outer, row = view.axes
     if not outer or outer[-1].dilation != 1 or outer[-1].kernel == 1:
@@ -93,7 +93,7 @@ def _rows(problem: Problem) -> int:
 
 
 def _lanes(blocks: int, words: int) -> int:
-    """Return the threads that share a piece of so many words, with which the fewest turns bring those of all blocks."""
+    """Return the number of threads per piece of words that loads the pieces of all blocks in the fewest turns."""
     return min(
         range(min(words, THREADS), 0, -1), key=lambda lanes: -(-blocks // (THREADS // lanes)) * -(-words // lanes)
     )
@@ -107,9 +107,9 @@ def _vector(problem: Problem) -> int:
 
 
 def _taps_of_tile(row: Axis, vector: int, itemsize: int) -> int:
-    """Return the taps of a row that a tile has of each block: all, or a half of them, and so on, as has room.
+    """Return the taps of a row that a tile has of each block: all, or as often halved as they need to fit.
 
-    Parts are words, and of each as many taps land on every pixel.
+    Parts are whole words, and equally many of their taps land on every pixel.
     """
     taps, step = row.kernel, lcm(vector, tap_step(row))
     while taps > step and _tile_bytes(row, taps, vector, itemsize) > TILE_BYTES:
@@ -118,10 +118,10 @@ def _taps_of_tile(row: Axis, vector: int, itemsize: int) -> int:
 
 
 def _tile_bytes(row: Axis, taps: int, vector: int, itemsize: int) -> int:
-    """Count the bytes of registers of what fills a tile."""
+    """Count the bytes of registers that a tile's words take."""
     return _tile_blocks(row, taps) * (taps // vector) * max(LOAD_BYTES, vector * itemsize)
 
 
 def _tile_blocks(row: Axis, taps: int) -> int:
-    """Count the blocks that may reach a segment with so many taps that follow each other."""
+    """Count the blocks that may reach a segment with `taps` consecutive taps."""
     return (THREADS - 1 + (taps - 1) * row.dilation) // row.stride + 1
