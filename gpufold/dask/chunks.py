@@ -1,6 +1,6 @@
-"""Chunks: what a call checks before anything is computed, how its result is cut, and what each chunk is made from.
+"""Chunks of dask arrays: checks before a graph is built, the cutting of results, and tasks for blocks at positions.
 
-Blocks at positions meet chunks of the array: every pair that does becomes a task.
+Every pair of a part of the blocks and a chunk of the array that intersect becomes a task.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights
 
 Chunks: TypeAlias = tuple[Size, ...]
-"""The sizes of the chunks along each axis."""
+"""Sizes of the chunks along each axis."""
 
 
 def known_array(operation: str, name: str, array: Any) -> da.Array:
-    """Return an array without its empty chunks, or raise unless it is dask's, of known sizes and a supported library.
+    """Return a dask array without empty chunks; raise unless its sizes are known and its library is supported.
 
-    A boolean mask leaves empty chunks behind. Nothing comes of them, and no function of this front meets one.
+    A boolean mask leaves empty chunks behind.
     """
     check_kind(operation, name, array, da.Array, "dask.array.Array", "dask.array.from_array")
     if any(size != size for size in array.shape):  # NaN
@@ -57,7 +57,7 @@ def known_array(operation: str, name: str, array: Any) -> da.Array:
 
 
 def checked(call: Call, array: Any, window: Any = None) -> Any:
-    """Check what is left to check of a call, and return the weights of its window as an item of the graph."""
+    """Check a call's dtype, variant and window, and return the window's weights as a node of the graph."""
     library = library_of(call.operation, "a chunk", array._meta)
     check_dtype(call.operation, OPERATIONS[call.operation].data, array.dtype)
     check_variant(call, library is np)
@@ -65,7 +65,7 @@ def checked(call: Call, array: Any, window: Any = None) -> Any:
 
 
 def weights_of(call: Call, library: ModuleType, window: Any, array: Any) -> Any:
-    """Return the weights of a window as an item of the graph: copies, for the caller's may change before it runs."""
+    """Return copies of a window's weights as a node of the graph, because the caller may change them before it runs."""
     weights = as_weights(call, library, window, array._meta)
     with device_of(library, weights[0]):
         return delayed(tuple(each.copy() for each in weights), pure=True)
@@ -82,7 +82,7 @@ Parameters = ParamSpec("Parameters")
 def lazily(
     function: Callable[Parameters, Any],
 ) -> Callable[[Callable[[Call, da.Array, Any, Any], da.Array]], Callable[Parameters, da.Array]]:
-    """Return a decorator for what makes the graph of a call that is checked, on an array, with weights and `chunks`."""
+    """Return a decorator for a function that builds the graph of a checked call, from array, weights and `chunks`."""
     name, like = function.__name__, Like(function, "dask.array.Array")
 
     def decorate(graph: Callable[[Call, da.Array, Any, Any], da.Array]) -> Callable[Parameters, da.Array]:
@@ -107,13 +107,13 @@ GeometryT = TypeVar("GeometryT", bound=Geometry)
 
 
 def geometry_of(call: Call, kind: type[GeometryT]) -> GeometryT:
-    """Return the geometry of a call, which is of that kind."""
+    """Return the geometry of a call, which is of the given type."""
     assert isinstance(call.geometry, kind)
     return call.geometry
 
 
 def axes_of(call: Call) -> tuple[Axis, ...]:
-    """Return the axes of a call on blocks that slide."""
+    """Return the axes of a call on sliding blocks."""
     assert not isinstance(call.geometry, PositionsGeometry | AverageGeometry)
     return call.geometry.axes
 
@@ -121,9 +121,9 @@ def axes_of(call: Call) -> tuple[Axis, ...]:
 def cut_result(
     call: Call, lead: Sequence[Size], chunks: Any, shape: Size, data: Any, count: int | None = None
 ) -> Chunks:
-    """Cut a result as `cut_axes` does; with "auto", what chunks are made from stays near the configured size too."""
+    """Cut a result as `cut_axes` does; with "auto", the inputs of chunks stay near the configured size too."""
     dtype = result_dtype(call, data.dtype)
-    share = min(1, prod(shape) * dtype.itemsize / max(1, data.nbytes))  # of the size, where less is made from more
+    share = min(1, prod(shape) * dtype.itemsize / max(1, data.nbytes))  # for results smaller than data
     limit = int(share * parse_bytes(dask.config.get("array.chunk-size")))
     axes = range(len(lead), len(lead) + (len(axes_of(call)) if count is None else count))
     return cut_axes(call, chunks, axes, (*lead, *shape[axes.stop :]), shape, dtype, limit)
@@ -132,7 +132,7 @@ def cut_result(
 def cut_axes(
     call: Call, chunks: Any, axes: range, others: Sequence[Any], shape: Size, dtype: Any, limit: int | None = None
 ) -> Chunks:
-    """Cut a result of a shape: these axes as the caller's `chunks` say, the others as given."""
+    """Return the chunks of a result: along `axes` as the caller's `chunks` say, along the others as given."""
     check_bytes(call, shape, dtype.itemsize)
     if isinstance(chunks, np.ndarray):
         library_of(call.operation, "chunks", chunks)
@@ -155,7 +155,7 @@ def cut_axes(
 
 
 def _along(call: Call, axis: int, size: int, wanted: Any) -> int | str | Size:
-    """Return what a caller wants along an axis of the result, without empty chunks, as dask takes it."""
+    """Return the caller's chunks along an axis of the result, without empty ones, as dask takes them."""
     if wanted is None or (isinstance(wanted, str) and wanted == "auto"):
         return wanted or -1
     if isinstance(wanted, str):
@@ -176,18 +176,18 @@ def _along(call: Call, axis: int, size: int, wanted: Any) -> int | str | Size:
 
 
 def whole(sizes: Size, unit: int) -> Size:
-    """Move the ends of chunks up to whole units."""
+    """Round the ends of chunks up to whole units."""
     ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})
     return tuple(end - start for start, end in pairwise((0, *ends)) if end > start) or (0,)
 
 
 def spans_of(sizes: Size) -> list[range]:
-    """Return what every chunk of an axis holds."""
+    """Return the range of every chunk of an axis."""
     return [range(start, stop) for start, stop in pairwise((0, *accumulate(sizes)))]
 
 
 def zeros(call: Call, array: Any, cut: Chunks) -> da.Array:
-    """Return what comes of an array without elements."""
+    """Return zeros with the chunks of a result, for an empty array."""
     shape = tuple(map(sum, cut))
     blank: da.Array = da.zeros_like(array, dtype=result_dtype(call, array.dtype), shape=shape, chunks=cut)
     return blank
@@ -198,7 +198,7 @@ def zeros(call: Call, array: Any, cut: Chunks) -> da.Array:
 
 
 def known_positions(operation: str, positions: Any, array: Any, name: str) -> Any:
-    """Return positions as int64, or raise where they are not known yet, or only to a GPU."""
+    """Return positions as int64, or raise if they are lazy or on a GPU."""
     if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
         raise TypeError(
             f"{operation}: positions must be a numpy.ndarray, because the graph depends on them, got "
@@ -208,22 +208,22 @@ def known_positions(operation: str, positions: Any, array: Any, name: str) -> An
 
 
 def near_positions(geometry: PositionsGeometry, positions: Any) -> Any:
-    """Return positions at which all is as at those given, no farther away than just outside of the array."""
+    """Return equivalent positions that lie at most just outside the array."""
     return np.clip(positions, np.negative(geometry.block_shape), geometry.size)
 
 
 def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
-    """Yield every pair of a part of the blocks and a chunk of the array that meet, and which blocks do.
+    """Yield every pair of a part of the blocks and a chunk of the array that intersect, and the numbers of the blocks.
 
-    Parts ascend, and so do the numbers of the blocks. With mode "edge" a block meets where its elements come from.
+    Parts and numbers ascend. With mode "edge", a block intersects the chunks that its elements come from.
     """
     geometry = geometry_of(call, PositionsGeometry)
-    chunks, counts = [], []  # along each axis: the first chunk that a block meets, and how many it does
+    chunks, counts = [], []  # along each axis: the first chunk that a block intersects, and how many
     for axis, (size, side, sizes) in enumerate(zip(geometry.size, geometry.block_shape, cut, strict=True)):
         begin, end = positions[:, axis], positions[:, axis] + side
         if call.fusion.mode == "edge":
             begin, end = begin.clip(0, size - 1), end.clip(1, size)
-        some = np.flatnonzero(sizes)  # nothing is in the others
+        some = np.flatnonzero(sizes)  # the others are empty
         ends = np.cumsum(sizes)[some]
         first = np.searchsorted(ends, begin, "right")
         counts.append(np.maximum(np.searchsorted(ends - np.array(sizes)[some], end, "left") - first, 0))
@@ -248,9 +248,9 @@ def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) ->
 def add_pieces(
     graph: dict[Any, Any], name: str, call: Call, blocks: Any, positions: Any, cut: Chunks
 ) -> Iterator[tuple[Size, list[Any], list[Any], list[Any]]]:
-    """Add to a graph tasks that take the blocks which meet a chunk out of their parts.
+    """Add tasks to a graph that select the blocks intersecting each chunk from their parts.
 
-    Yield of every chunk of the array its index, the tasks' keys, and where in it the blocks of each lie, by number.
+    Yield, for every chunk of the array, its index, the tasks' keys, and positions and numbers of each task's blocks.
     """
     geometry = geometry_of(call, PositionsGeometry)
     lead, whole_blocks = len(geometry.lead), (0,) * len(geometry.size)
@@ -271,17 +271,17 @@ def add_pieces(
 
 
 def box_of(spans: Sequence[Sequence[range]], chunk: Size) -> list[range]:
-    """Return what a chunk holds along each axis, of what all of them hold."""
+    """Return the range of a chunk along each axis."""
     return [along[at] for along, at in zip(spans, chunk, strict=True)]
 
 
 def key_of(weights: Any) -> Any:
-    """Return by what a task of a graph refers to weights, where there are any."""
+    """Return the key of weights in a graph, or None."""
     return None if weights is None else weights.key
 
 
 def new_array(name: str, graph: dict[Any, Any], needed: Sequence[Any], cut: Chunks, dtype: np.dtype[Any]) -> da.Array:
-    """Return the array that a graph computes from what is needed, of which the first is an array like it."""
+    """Return the array that a graph computes from the collections in `needed`; the first is an array like it."""
     meta = da.utils.meta_from_array(needed[0]._meta, len(cut), dtype)
     dependencies = [collection for collection in needed if collection is not None]
     return da.Array(HighLevelGraph.from_collections(name, graph, dependencies), name, cut, meta=meta)

@@ -1,4 +1,4 @@
-"""Blocks at positions of their own: `add_blocks`, `take_blocks` and `average`."""
+"""Blocks at arbitrary positions: `add_blocks`, `take_blocks` and `average`."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def average(
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
 
-    The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
+    To sum the weights of a window, add blocks of ones with that window at the same positions:
 
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> tiles, positions = da.full((2, 3), 5.0, chunks=(1, 3)), [(0,), (2,)]
@@ -181,7 +181,7 @@ def average(
     library = library_of("average", "a chunk of numerator", numerator._meta)
     check_library("average", "a chunk of weight", weight._meta, library, "one of numerator")
     call = calls.average(numerator, weight, variant=variant)
-    meta = average_chunk(numerator._meta, weight._meta, variant=variant)  # which checks what shapes do not show
+    meta = average_chunk(numerator._meta, weight._meta, variant=variant)  # checks what shapes do not show
     axes = range(numerator.ndim)
     of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]
     quotients: da.Array = da.blockwise(
@@ -191,7 +191,7 @@ def average(
 
 
 def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, Any]:
-    """Return an array that goes on as far as blocks reach, and where they lie in it."""
+    """Return an array padded as far as blocks reach, and their positions in it."""
     geometry = geometry_of(call, PositionsGeometry)
     margins = []
     sizes = np.array(geometry.size)
@@ -207,7 +207,7 @@ def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, An
 
 
 def _weights_of_blocks(call: Call, blocks: Any, weights: Any) -> Any:
-    """Return the weights of whole blocks as an item of the graph: a copy, as that of a window."""
+    """Return a copy of the weights of blocks as a node of the graph."""
     library = library_of(call.operation, "a chunk", blocks._meta)
     check_library(call.operation, "weights", weights, library, "a chunk of blocks")
     check_block_weights(call.operation, weights, call.dtype, len(blocks))
@@ -216,7 +216,7 @@ def _weights_of_blocks(call: Call, blocks: Any, weights: Any) -> Any:
 
 
 def _part_of(call: Call, count: int, array: Any) -> Call:
-    """Return the call that some of the blocks make on a chunk of the array."""
+    """Return the call of `count` blocks on a chunk of the array."""
     geometry = geometry_of(call, PositionsGeometry)
     lead = array.ndim - len(geometry.size)
     part = PositionsGeometry(count, array.shape[:lead], array.shape[lead:], geometry.block_shape)
@@ -226,9 +226,9 @@ def _part_of(call: Call, count: int, array: Any) -> Call:
 def _add_chunk(
     out: Any, pieces: list[Any], window: Any, weights: Any, *, call: Call, positions: list[Any], numbers: list[Any]
 ) -> Any:
-    """Add the blocks that meet a chunk to a copy of it, those of one piece after those of another."""
+    """Add the blocks that intersect a chunk to a copy of it, piece after piece."""
     library, result = library_of(call.operation, "a chunk", out), out.copy(order="C")
-    if call.element.is_half:  # which is rounded once
+    if call.element.is_half:  # is rounded once
         pieces = [library.concatenate(pieces)]
         positions, numbers = [np.concatenate(positions)], [np.concatenate(numbers)]
     for blocks, places, chosen in zip(pieces, positions, numbers, strict=True):
@@ -239,7 +239,7 @@ def _add_chunk(
 
 
 def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any) -> Any:
-    """Take blocks out of a chunk; what lies outside of it is zero, or another chunk's."""
+    """Extract blocks of a chunk; elements outside it are zero here, and may come from another chunk."""
     part = _part_of(call, len(positions), array)
     library, geometry = library_of(call.operation, "a chunk", array), geometry_of(part, PositionsGeometry)
     blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=geometry.blocks_shape)
@@ -256,7 +256,7 @@ def _join_blocks(
     numbers: list[Any],
     boxes: list[list[range]],
 ) -> Any:
-    """Put together blocks whose elements lie in several chunks: of each piece those that its chunk has."""
+    """Assemble blocks whose elements lie in several chunks; each piece has the elements of one chunk."""
     if len(pieces) == 1 and len(pieces[0]) == len(positions):
         return pieces[0]
     geometry, blocks = geometry_of(call, PositionsGeometry), zeros()

@@ -1,6 +1,6 @@
 """Sliding blocks: `col2im`, `im2col`, `blocks_to_array` and `array_to_blocks`.
 
-A chunk of a result is made from one piece of the input, and pieces overlap where seams do.
+Each chunk of a result is computed from one piece of the input. Pieces overlap at the seams.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gpufold.geometry import (
 )
 from gpufold.outside import extended
 
-if TYPE_CHECKING:  # what is left of signatures that are overloaded for arrays of NumPy
+if TYPE_CHECKING:  # the signatures without NumPy's overloads
 
     def _col2im(
         data: da.Array, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
@@ -165,10 +165,9 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
 
 
 def gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
-    """Return an array with one chunk per range along each axis from `first` on; where ranges overlap it repeats itself.
+    """Return an array with one chunk per range along each axis from `first` on; overlaps of ranges are repeated.
 
-    An empty range gets the element next to it, which its chunk of the result does not look at: dask drops chunks
-    without elements.
+    An empty range gets a neighbouring element, because dask drops empty chunks; the result does not depend on it.
     """
     chunks = {}
     for axis, ranges in enumerate(pieces, first):
@@ -180,7 +179,7 @@ def gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
 
 
 def under(axis: Axis, blocks: range) -> tuple[Axis, range]:
-    """Return the pixels under consecutive blocks, maybe none, and the axis of them alone."""
+    """Return the axis of consecutive blocks by themselves, and the range of the pixels under them, maybe empty."""
     start = axis.pixel(blocks[0], 0)
     stop = axis.pixel(blocks[-1], 0) + axis.dilated_kernel
     first, last = min(max(start, 0), axis.size), min(max(stop, 0), axis.size)
@@ -188,9 +187,9 @@ def under(axis: Axis, blocks: range) -> tuple[Axis, range]:
 
 
 def over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
-    """Return the pixels of [start, stop) from the first to the last that blocks reach, and the axis of them alone.
+    """Return the axis of the pixels in [start, stop) that blocks reach, by themselves, and the slice of these pixels.
 
-    The slice counts from `start`. Without pixels that no block reaches at either end, no pad is negative.
+    The slice counts from `start`. It omits uncovered pixels at both ends, so no pad is negative.
     """
     blocks = axis.section(start, stop)[1]
     if not blocks:
@@ -209,7 +208,7 @@ def each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, *
 
 
 def fold(call: Call, blocks: Any, first: int, taps: list[int], cut: Chunks, weights: Any = None) -> da.Array:
-    """Put together blocks that are counted along the axes from `first` on; the axes of their taps are those named."""
+    """Assemble blocks, which are counted along the axes from `first` on; `taps` are the axes of their elements."""
     axes = axes_of(call)
     reached = [
         [axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]
@@ -241,7 +240,7 @@ def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> An
 
 
 def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> Any:
-    """Return the geometry of a chunk: that of the call along other axes."""
+    """Return the geometry of a chunk: the call's, with other axes."""
     geometry: Any = call.geometry
     return replace(geometry, lead=lead, axes=axes)
 
@@ -249,7 +248,7 @@ def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> Any:
 def unfold(
     call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunks, weights: Any = None, **changed: list[int]
 ) -> da.Array:
-    """Take blocks apart along each axis as the spans say; the axes that this drops or makes are those named."""
+    """Extract blocks, cut along each axis by `spans`; `changed` names the axes that are dropped or added."""
     axes = axes_of(call)
     pixels = [[under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
     pieces = gather(image, image.ndim - len(axes), pixels)
@@ -257,7 +256,7 @@ def unfold(
 
 
 def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> Any:
-    """Take the blocks of a chunk out of all pixels under them."""
+    """Extract the blocks of a chunk from all pixels under them."""
     chunk, axes = block_info[None], axes_of(call)
     rank = len(axes)
     lead = image.shape[:-rank]
@@ -266,7 +265,7 @@ def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> A
         start, stop = chunk["array-location"][-1]
         spans = [range(start // row, stop // row), *(range(axis.blocks) for axis in axes[1:])]
     else:
-        first = len(lead) + isinstance(call.geometry, SpaceGeometry)  # whose taps are the first axis
+        first = len(lead) + isinstance(call.geometry, SpaceGeometry)  # taps are the first axis
         spans = [range(*span) for span in chunk["array-location"][first : first + rank]]
     sections = tuple(under(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
     if not all(axis.size for axis in sections):

@@ -1,4 +1,4 @@
-"""Blocks between batch and space: `batch_to_space` and `space_to_batch`."""
+"""Batch-to-space: `batch_to_space` and `space_to_batch`."""
 
 from __future__ import annotations
 

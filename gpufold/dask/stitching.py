@@ -1,4 +1,4 @@
-"""Tiles averaged at positions of their own: `stitch`, and a Stitcher's batches of dask arrays."""
+"""Averages of tiles at arbitrary positions: `stitch`, and batches of dask arrays in a `Stitcher`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def stitch(
 
 
 class LazyTiles:
-    """Batches of dask arrays, as a Stitcher keeps them until its result is asked for."""
+    """Batches of dask arrays in a `Stitcher`, kept until its result is requested."""
 
     torn = False
 
@@ -95,7 +95,7 @@ class LazyTiles:
         self._positions: list[Any] = []
 
     def add(self, blocks: da.Array, positions: Any) -> None:
-        """Keep a batch, whose tiles are whole and have the dtype of the first."""
+        """Keep a batch of whole tiles, which have the dtype of the first batch."""
         rank, first = len(self._block), self._batches[0] if self._batches else blocks
         places = known_positions("Stitcher.add", positions, blocks, "blocks")
         tiles = (*self._shape[:-rank], *self._block)
@@ -105,10 +105,10 @@ class LazyTiles:
                 f"{first.dtype}, and positions (P, {rank}), got {blocks.shape} of {blocks.dtype} and {places.shape}"
             )
         self._batches.append(blocks)
-        self._positions.append(np.array(places))  # a copy, whatever becomes of what was given
+        self._positions.append(np.array(places))  # a copy, which the caller cannot change
 
     def check(self, backend: Any, averaged: bool) -> None:
-        """Refuse tiles of another kind."""
+        """Refuse tiles of another type."""
         raise TypeError(f"Stitcher.add: blocks must be a dask.array.Array, got {backend.kind}: the first batch decides")
 
     def result(self) -> da.Array:
@@ -119,7 +119,7 @@ class LazyTiles:
 
 
 def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, reduction: str) -> Call:
-    """Check what can be before anything is computed, and describe how tiles lie on the result."""
+    """Check the arguments of `stitch`, and describe its call."""
     extents = whole_shape("stitch", "output_shape", as_integers("stitch", "output_shape", output_shape))
     places = known_positions("stitch", positions, blocks, "blocks")
     rank = places.shape[1] if places.ndim == 2 else 0
@@ -146,7 +146,7 @@ def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, redu
 def _stitch_chunk(
     pieces: list[Any], weights: Any, *, shape: Size, block: Size, places: list[Any], reduction: Reduction
 ) -> Any:
-    """Average the tiles that meet a chunk, those of one piece after those of another."""
+    """Average the tiles that intersect a chunk, piece after piece."""
     window = weights if weights is None or len(weights) == len(block) else weights[0]
     stitcher = Stitcher(shape, block, window=window, reduction=reduction)
     for tiles, positions in zip(pieces, places, strict=True):

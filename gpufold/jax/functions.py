@@ -1,4 +1,4 @@
-"""The functions on JAX arrays by gpufold's names, with those arguments of gpufold's own that JAX's arrays can have."""
+"""The functions of gpufold for JAX arrays, with the arguments that immutable arrays support."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpufold.windows import axes_of_window, check_block_weights, check_real, nam
 
 
 def function_of(name: str) -> Callable[..., jax.Array]:
-    """Return the function of a name for JAX arrays, into which nothing is written."""
+    """Return the function of a name for JAX arrays, which are immutable."""
     like = Like(getattr(gpufold, name), "jax.Array")
 
     def function(*given: Any, **named: Any) -> Any:
@@ -75,7 +75,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
 
 
 def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, weights: Any) -> Any:
-    """Add blocks that each have a weight besides those of a window: they are weighed first."""
+    """Add blocks with one weight per block besides a window: they are multiplied first."""
     array, blocks, positions = arrays
     _check_array("add_blocks", "weights", by_block)
     check_block_weights("add_blocks", by_block, call.dtype, len(blocks))
@@ -93,7 +93,7 @@ def _check_array(name: str, argument: str, array: object) -> None:
 
 
 def _narrowed(weights: jax.Array, dtype: str) -> Any:
-    """Return weights in a dtype, of which none is zero that was not before."""
+    """Return weights in a dtype; no nonzero weight becomes zero."""
     narrow = weights.astype(dtype)
     if weights.dtype.kind != "f" or weights.dtype.itemsize <= narrow.dtype.itemsize:
         return narrow
@@ -101,7 +101,7 @@ def _narrowed(weights: jax.Array, dtype: str) -> Any:
 
 
 def _as_positions(name: str, positions: Any) -> Any:
-    """Return positions in the widest integers that JAX has; beyond them is far outside of any array."""
+    """Return positions in JAX's widest integers; larger values are clipped, far outside any array."""
     widest = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
     if isinstance(positions, list | tuple) and any(isinstance(each, jax.Array) for each in jax.tree.leaves(positions)):
         positions = jnp.asarray(positions)

@@ -1,7 +1,7 @@
-"""The primitive that a call is under JAX: its result, tangent, transpose and batch, and what XLA computes it by.
+"""JAX's primitive of a call: its result, tangent, transpose and batching, and its lowering to XLA.
 
-Its operands are data, the arrays of a window, positions, and what add_blocks adds to. It is linear in each of them but
-positions, and but the weights of averages.
+Its operands are data, the arrays of a window, positions, and the array that add_blocks adds to. It is linear in each
+operand except positions and the weights of averages.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ call_p = Primitive("gpufold")
 
 
 def apply(call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
-    """Compute a call on arrays that were checked; a window is a tuple of arrays."""
+    """Compute a call on checked arrays; a window is a tuple of arrays."""
     return call_p.bind(data, *(window or ()), *(each for each in (positions, out) if each is not None), call=call)
 
 
 def parted(call: Call, operands: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return what belongs to the operands of a call as (data, window, positions, out), None for what it has not."""
+    """Return operands, or values per operand, as (data, window, positions, out), None if absent."""
     data, *rest = operands
     out = rest.pop() if call.fusion.accumulate else None
     positions = rest.pop() if isinstance(call.geometry, PositionsGeometry) else None
@@ -53,7 +53,7 @@ JAX: Any = SimpleNamespace(
     paired=lambda array: array,
     constant="jax.lax.stop_gradient(window)",
 )
-"""What the adjoints ask of a library, see `gpufold.adjoints.Library`; a window is a tuple of arrays."""
+"""JAX as a `gpufold.adjoints.Library`; a window is a tuple of arrays."""
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -
     return lax.map(compute, rows), 0
 
 
-call_p.def_impl(jax.disable_jit(False)(jax.jit(call_p.bind, static_argnames="call")))  # whatever its caller disables
+call_p.def_impl(jax.disable_jit(False)(jax.jit(call_p.bind, static_argnames="call")))  # even if its caller disables it
 call_p.def_abstract_eval(lambda *_, call: jax.core.ShapedArray(call.result_shape, jnp.dtype(call.dtype)))
 ad.primitive_jvps[call_p] = _jvp
 ad.primitive_transposes[call_p] = _transpose
@@ -100,7 +100,7 @@ batching.primitive_batchers[call_p] = _batch
 
 
 def on_cpu(call: Call, _: Any, result: Any, *operands: Any) -> None:
-    """Compute a call on XLA's buffers, waiting for nothing of JAX's; that of the result has what is added to in it."""
+    """Compute a call on XLA's buffers without waiting for JAX; the result's buffer has the array to add to."""
     data, window, positions, _ = parted(call, [*map(np.asarray, operands)])
     places = None if positions is None else positions.astype(np.int64)
     with usual_mode():  # XLA's threads flush denormals
@@ -108,7 +108,7 @@ def on_cpu(call: Call, _: Any, result: Any, *operands: Any) -> None:
 
 
 def on_gpu(call: Call, context: Any, result: Any, *operands: Any) -> None:
-    """Launch a call on XLA's stream, on buffers as `on_cpu` has them but for positions, which are int64."""
+    """Launch a call on XLA's stream, with buffers as in `on_cpu`, but positions as int64."""
     of_result, *addresses = [each.__cuda_array_interface__["data"][0] for each in (result, *operands)]
     data, window, positions, _ = parted(call, addresses)
     stream = launcher().stream_of(result.__dlpack_device__()[1], context.stream)
@@ -116,7 +116,7 @@ def on_gpu(call: Call, context: Any, result: Any, *operands: Any) -> None:
 
 
 def _called(callback: Callable[..., None], call: Call, operands: Sequence[Any], dtype: Any) -> Any:
-    """Return the result of a callback, which takes the place of what it is added to."""
+    """Return the result of a callback, in the buffer of the array that it is added to."""
     aliases = {len(operands) - 1: 0} if call.fusion.accumulate else {}
     result = jax.ShapeDtypeStruct(call.result_shape, dtype)
     return buffer_callback(partial(callback, call), result, input_output_aliases=aliases)(*operands)
@@ -128,12 +128,12 @@ def _for_cpu(*operands: Any, call: Call) -> Any:
 
 
 def _for_gpu(*operands: Any, call: Call) -> Any:
-    """Compute a call on memory that the interface for CUDA's arrays can describe, which knows no bfloat16."""
+    """Compute a call on a GPU; bfloat16 is passed as uint16, because the CUDA array interface does not have it."""
     data, window, positions, out = parted(call, operands)
     if 0 in call.result_shape or (out is not None and 0 in data.shape):
         return jnp.zeros(call.result_shape, call.dtype) if out is None else out
     if positions is not None and positions.dtype == jnp.int32:
-        positions = jnp.stack((positions, positions >> 31), -1)  # as int64 lies in memory
+        positions = jnp.stack((positions, positions >> 31), -1)  # the memory of int64
     given = [data, *(window or ()), *(each for each in (positions, out) if each is not None)]
     if call.dtype != "bfloat16":
         return _called(on_gpu, call, given, call.dtype)

@@ -1,4 +1,4 @@
-"""The door of every public function on tensors: who may take a call over, and what errors are."""
+"""Wrapper of every public function on tensors: overrides by torch functions and modes, and types of errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS: dict[type[Exception], type[Exception]] = {
     RuntimeError: RuntimeError,
     NotImplementedError: TypeError,  # by torch, for an operator that a sparse or meta tensor does not have
 }
-"""What is raised in place of an error; those of other kinds, such as a compiler's, are raised as they are."""
+"""What is raised in place of an error; other errors, such as a compiler's, are raised unchanged."""
 
 
 _AS_TORCH = {
@@ -56,13 +56,13 @@ NAMES = {
     "fold": {"col2im": "fold", "data": "input", **_AS_TORCH},
     "unfold": {"im2col": "unfold", "image": "input", **_AS_TORCH},
 }
-"""What torch calls the arguments of col2im and im2col."""
+"""torch's names for the arguments of col2im and im2col."""
 
 
 def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
-    """Return a function that raises as torch does, and that subclasses of tensors, proxies and modes take over.
+    """Return a function that raises as torch does, and that tensor subclasses, proxies and modes can override.
 
-    It is named `forward` for torch.export, which keeps lines of such functions and shows them where a program does not
+    It is named `forward` because torch.export keeps the lines of such functions and shows them if a program does not
     load.
     """
 
@@ -89,11 +89,11 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
 def _answered(
     function: Callable[..., Any], error: Exception, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Exception:
-    """Return what a function raises in place of an error: one that begins with its name, or the error itself."""
+    """Return the error to raise in place of another: one that begins with the function's name, or the same error."""
     name, window = function.__name__, named.get("window")
     axes = window if isinstance(window, tuple | list) else (window,)
     if isinstance(error, RuntimeError) and any([isinstance(each, Tensor) and each.is_nested for each in axes]):
-        return nested(name, "window")  # which has no shape by which more could be said of it
+        return nested(name, "window")  # it has no shape for a better message
     said = str(error)
     answer = misfit(function, name, given, named) if isinstance(error, TypeError) else None
     if answer is not None:
@@ -114,7 +114,7 @@ def _answered(
 
 
 def refuse_script(name: str) -> NoReturn:
-    """Raise what torch.jit.script asks for a function or a module to compile."""
+    """Raise if torch.jit.script is asked to compile a function or a module."""
     raise RuntimeError(
         f"gpufold.torch.{name} is nothing that torch.jit.script compiles: call torch.jit.trace, which records it, or "
         f"torch.export.export"

@@ -1,6 +1,6 @@
-"""The way of a call on tensors: checked once for all like them, then on the CPU by the NumPy path, on a GPU by kernels.
+"""Execution of calls on tensors: checks, then the NumPy path on the CPU or kernels on a GPU.
 
-Gradients are elsewhere: what asks for them is handed to what differentiates.
+Checks are not repeated for tensors like those of the last call. `differentiate` computes calls that need gradients.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from gpufold.torch.tensors import (
 from gpufold.windows import axes_of_window
 
 Arrays: TypeAlias = tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor | None, Tensor | None]
-"""The data of a call, its result, the weights of its window, positions, and what weights are added to."""
+"""The data of a call, its result, the weights of its window, positions, and the tensor to add weights to."""
 
 Differentiate: TypeAlias = Callable[[Call, Tensor, Sequence[Tensor], Tensor | None, Tensor | None], Tensor]
-"""Computes a call on its data, the weights of its window, positions and `out`, where gradients are asked for."""
+"""Computes a call that needs gradients on its data, the weights of its window, positions and `out`."""
 
 
 def compute(
@@ -62,10 +62,10 @@ def compute(
     positions: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute a call on what its caller gave.
+    """Compute a call on the caller's tensors.
 
-    Shapes and dtypes agree. Whether its tensors are on one device is still to be checked, and whether positions and the
-    window, a tensor or a sequence of them, are what kernels can read.
+    Their shapes and dtypes were checked. Devices, positions and the window, a tensor or a sequence of tensors, are
+    checked here.
     """
     axes = weights_of(window)
     given = (data, *axes) if positions is None else (data, positions, *axes)
@@ -97,9 +97,9 @@ def compute(
 def add_in_place(
     call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor, weight_out: Tensor | None
 ) -> bool:
-    """Add blocks into a tensor, and their weights into another; return False where new tensors are to be made first.
+    """Add blocks to a tensor, and their weights to another, in place; return False if this needs new tensors.
 
-    That is where gradients or transforms are under way, or the values of a tensor are not in memory as they are.
+    It does with gradients, under transforms, and for lazily conjugated or negated tensors.
     """
     axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
     given = (*written, blocks, positions, *axes)
@@ -130,20 +130,20 @@ def add_in_place(
 
 
 def count_write(tensor: Tensor) -> None:
-    """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
+    """Tell autograd that a tensor was changed; inference tensors do not count changes."""
     if not tensor.is_inference():
         increment_version(tensor)
 
 
 def written_over(out: Tensor, sums: Tensor, weight_out: Tensor | None, weights: Tensor | None) -> Tensor:
-    """Copy new sums into a tensor, and new weights into another: both, or none where one may not be written into."""
+    """Copy sums into a tensor and weights into another: both, or neither if one must not be changed."""
     if not is_compiling():
         check_recordable("array", out, sums)
     if weight_out is None or weights is None:
         return out.copy_(sums)
     if not is_compiling():
         check_recordable("weight_out", weight_out, weights)
-    if is_transformed():  # which have rules of their own for what is written into, and are asked before
+    if is_transformed():  # transforms may refuse a change: ask them first, by a copy that changes nothing
         weight_out.copy_(weights.where(weights.new_zeros((), dtype=torch.bool), weight_out))
     out.copy_(sums)
     weight_out.copy_(weights)
@@ -162,9 +162,9 @@ def execute(
     out: Tensor | None = None,
     guards: Guards | None = None,
 ) -> Tensor:
-    """Compute a call on tensors that were checked, all of them ready, into a new contiguous tensor.
+    """Compute a call on checked tensors that kernels can read, into a new contiguous tensor.
 
-    `out` is what add_blocks adds to. Guards are those that hold for the tensors.
+    `out` is the tensor that add_blocks adds to. `guards` hold for the tensors.
     """
     if out is not None:
         result = resolved(out.detach()).clone(memory_format=torch.contiguous_format)
@@ -177,7 +177,7 @@ def execute(
 
 
 def watched(call: Call, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function, under the name of an operation where a profiler looks on."""
+    """Call a function, under the name of an operation if a profiler is active."""
     if not _profiler_enabled():
         return function(*given)
     with record_function(f"gpufold::{call.operation}"):
@@ -185,14 +185,14 @@ def watched(call: Call, function: Callable[..., Any], *given: Any) -> Any:
 
 
 SMALL = 1 << 16
-"""The most elements of columns for which torch's own functions are faster where a gradient is recorded."""
+"""Most elements of columns for which torch's own functions are faster if a gradient is recorded."""
 
 
 def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """Return the function of torch that computes a call with the same bits, and sooner, or None where there is none.
+    """Return torch's function for a call if it is faster and bitwise identical, else None.
 
-    It is one for symmetric sums of two axes and for what takes their blocks, of so few elements that an
-    autograd.Function in Python costs more than they do.
+    That is the case for 2-D folds and unfolds with symmetric padding, of so few elements that an autograd.Function in
+    Python would cost more.
     """
     geometry, floats = call.geometry, call.dtype in ("float32", "float64")
     plain = call.fusion == PLAIN and call.variant == "auto" and not call.source
@@ -208,7 +208,7 @@ def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
 
 
 def execute_into(call: Call, arrays: Arrays, guards: Guards | None = None) -> None:
-    """Compute a call into tensors that were checked, as `execute` does."""
+    """Compute a call into checked tensors, as `execute` does."""
     if is_on_gpu(arrays[0]):
         watched(call, _execute_on_gpu, call, arrays, guards)
     else:
@@ -228,13 +228,13 @@ def _execute_on_cpu(call: Call, arrays: Arrays) -> None:
         threads.allowed.set(torch.get_num_threads())
         run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
     finally:
-        threads.allowed.set(before)  # no token, which an interrupt before its assignment would lose
+        threads.allowed.set(before)  # no token: an interrupt could lose it
 
 
 def as_numpy(tensor: Tensor) -> Any:
-    """Return a NumPy array that has a CPU tensor's memory, and keeps the tensor.
+    """Return a NumPy array on a CPU tensor's memory, which keeps the tensor alive.
 
-    It is made by address: `Tensor.numpy` and DLPack would forbid torch to resize the tensor's storage ever after.
+    It is made by address, because after `Tensor.numpy` or DLPack torch would never again resize the tensor's storage.
     """
     dtype, strides, size = _dtype_of_array(tensor.dtype), None, tensor.nbytes
     if not tensor.is_contiguous():
@@ -247,7 +247,7 @@ def as_numpy(tensor: Tensor) -> Any:
 
 @cache
 def _dtype_of_array(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return NumPy's dtype; its bfloat16 is a package's."""
+    """Return NumPy's dtype; bfloat16 is from the package ml_dtypes."""
     if dtype is not torch.bfloat16:
         return np.dtype(name_of(dtype))
     try:
@@ -259,7 +259,7 @@ def _dtype_of_array(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def _execute_on_gpu(call: Call, arrays: Arrays, guards: Guards | None = None) -> None:
-    """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
+    """Launch on torch's current stream of the data's device; scratch memory is torch's."""
     data, result, weights, positions, weight_out = arrays
     try:
         launch = launcher()
@@ -287,7 +287,7 @@ def _execute_on_gpu(call: Call, arrays: Arrays, guards: Guards | None = None) ->
 
 
 def _scratch_beside(tensor: Tensor, size: int) -> tuple[int, Tensor]:
-    """Return memory of torch's that later work on the stream may reuse, on the device of a tensor."""
+    """Allocate torch memory on the device of a tensor, which later work on the stream may reuse."""
     try:
         memory = tensor.new_empty((size,), dtype=torch.uint8)
     except torch.OutOfMemoryError as error:
@@ -301,7 +301,7 @@ def _layout(tensor: Tensor) -> Any:
 
 
 on_device = torch.cuda.device
-"""Makes a device the current one; CuPy's own would make a context on the one that it comes back to."""
+"""Makes a device current; CuPy's own context manager would create a context on the device that it returns to."""
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int]:
@@ -316,4 +316,4 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 address_of = Tensor.data_ptr
-"""Returns where a tensor's first element is."""
+"""Returns the address of a tensor's first element."""

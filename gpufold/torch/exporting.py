@@ -1,6 +1,6 @@
-"""Calls in operators of aten and ONNX: for exporters, and for backends that know no others.
+"""Calls as operators of aten and ONNX, for exporters and for backends that know no other operators.
 
-Of windows, means, dtypes and layouts, `decomposed` leaves sums of columns, for which aten and ONNX have operators.
+`decomposed` reduces windows, means, dtypes and layouts to sums of columns, for which aten and ONNX have operators.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpufold.geometry import over_the_end
 from gpufold.torch.tensors import is_in_aten, name_of
 from gpufold.weights import counted
 
-Sizes: TypeAlias = list[Any]  # ints, symbols, or tensors that torch.jit.trace has for them, one per axis
+Sizes: TypeAlias = list[Any]  # ints, symbols or torch.jit.trace's tensors, one per axis
 Fold: TypeAlias = Callable[..., Tensor]  # sums columns (N, C*taps, blocks) into an image, by the sizes of `col2im`
 
 
 def decompositions() -> dict[Any, Callable[..., Tensor]]:
     """Return decompositions of gpufold's operators into aten's, for `ExportedProgram.run_decompositions`.
 
-    Folds of two axes with symmetric padding become aten.col2im, unfolds aten.im2col, and others elementary operators.
+    2-D folds with symmetric padding become aten.col2im, 2-D unfolds aten.im2col; others become elementary operators.
     add_blocks and take_blocks have no decomposition.
 
     >>> import torch, gpufold.torch
@@ -55,7 +55,7 @@ def _im2col_by_aten(image: Tensor, *arguments: Any) -> Tensor:
 
 
 def decomposed(fold: Fold, operation: str, *arguments: Any) -> Tensor:
-    """Compute what an operator of gpufold does by those of aten, and its sums of columns by a function."""
+    """Compute an operator of gpufold by operators of aten, with sums of columns by `fold`."""
     data, window, _, _, *sizes, reduction, separable, _, _, _, over = arguments
     function = partial(IN_ATEN[operation], over=True) if over else IN_ATEN[operation]
     if operation == "average":
@@ -68,7 +68,7 @@ def decomposed(fold: Fold, operation: str, *arguments: Any) -> Tensor:
 
 
 def _weights(window: Tensor, kernel: Sizes, separable: bool) -> Tensor:
-    """Return the weights of a block's taps in a row."""
+    """Return the weights of a block's taps as a vector."""
     axes = window.split(list(kernel)) if separable else (window.reshape(-1),)
     product = axes[0]
     for weights in axes[1:]:
@@ -88,7 +88,7 @@ def _weighed(window: Tensor | None, separable: bool, columns: Tensor, kernel: Si
 def _reduced(
     fold: Fold, window: Tensor | None, separable: bool, reduction: str, columns: Tensor, *sizes: Any
 ) -> Tensor:
-    """Sum columns with their weights, in the dtype that sums have, and divide the sums."""
+    """Sum weighted columns in the dtype of sums, and divide the sums."""
     dtype, kernel = columns.dtype, sizes[1]
     columns = columns.to(_dtype_of_sums(dtype))
     if window is not None and reduction != "sum":
@@ -104,7 +104,7 @@ def _reduced(
 
 
 def _dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are made in; truth values are counted."""
+    """Return the dtype of sums; bool is counted."""
     return torch.float32 if dtype is torch.bool or ELEMENT_TYPES[name_of(dtype)].is_half else dtype
 
 
@@ -129,7 +129,7 @@ def _to_array(fold: Fold, blocks: Tensor, shape: Sizes, kernel: Sizes, strides: 
 
 
 def _over_the_ends(size: Sizes, kernel: Sizes, strides: Sizes, over: bool) -> tuple[Sizes, Sizes]:
-    """Return strides, and by how much blocks hang over the ends: those behind an axis are zeros at any distance."""
+    """Return strides, and how far blocks extend beyond the ends; strides past an axis are shortened to it."""
     if not over:
         return strides, [0] * len(kernel)
     strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
@@ -163,13 +163,13 @@ def _to_blocks(
 
 
 def _places(taps: Any, blocks: Any, stride: Any, dilation: Any, device: torch.device) -> Tensor:
-    """Return where along a padded axis the taps of blocks lie, tap by tap."""
+    """Return the indices of the taps of blocks along a padded axis, tap by tap."""
     first = torch.arange(taps, device=device) * dilation
     return (first.unsqueeze(1) + torch.arange(blocks, device=device) * stride).reshape(-1)
 
 
 def _taken(image: Tensor, kernel: Sizes, strides: Sizes, dilations: Sizes, begins: Sizes, ends: Sizes) -> Tensor:
-    """Return an image of whose spatial axes each has become two: of taps and of blocks."""
+    """Return an image with each spatial axis split into two: taps and blocks."""
     lead = image.ndim - len(kernel)
     image = _padded(image, begins, ends)
     for axis in reversed(range(len(kernel))):
@@ -185,7 +185,7 @@ def _padded(image: Tensor, begins: Sizes, ends: Sizes) -> Tensor:
     margins = [*chain.from_iterable(zip(reversed(begins), reversed(ends), strict=True))]
     if all(type(margin) is int and margin == 0 for margin in margins):
         return image
-    if image.dtype is torch.bool:  # which ONNX's Pad does not take
+    if image.dtype is torch.bool:  # ONNX's Pad does not support it
         return torch.nn.functional.pad(image.to(torch.uint8), margins).to(torch.bool)
     return torch.nn.functional.pad(image, margins)
 
@@ -226,7 +226,7 @@ IN_ATEN: dict[str, Callable[..., Tensor]] = {
 def fold_by_aten(
     columns: Tensor, size: Sizes, kernel: Sizes, strides: Sizes, dilations: Sizes, begins: Sizes, ends: Sizes
 ) -> Tensor:
-    """Sum columns by aten.col2im, or axis by axis at the places of taps."""
+    """Sum columns by aten.col2im, or axis by axis with index_add."""
     if is_in_aten(columns, len(size), dilations, begins, ends):
         return torch.ops.aten.col2im(columns, size, kernel, dilations, begins, strides)
     rank = len(size)
@@ -247,13 +247,13 @@ def fold_by_aten(
 
 
 def as_onnx_has_them(fold: Fold) -> Fold:
-    """Return a function that sums columns with what ONNX's Col2Im has: two axes or more, and no dilation of zero."""
+    """Return a function that sums columns within the limits of ONNX's Col2Im: two or more axes, no dilation of 0."""
 
     def folded(
         columns: Tensor, size: Sizes, kernel: Sizes, strides: Sizes, dilations: Sizes, *margins: Sizes
     ) -> Tensor:
         alike = [axis for axis, dilation in enumerate(dilations) if type(dilation) is int and dilation == 0]
-        if alike:  # whose taps land on one pixel
+        if alike:  # their taps land on one pixel
             taps = columns.reshape([columns.shape[0], -1, *kernel, columns.shape[2]])
             columns = taps.sum([2 + axis for axis in alike], keepdim=True, dtype=columns.dtype)
             columns = columns.flatten(1, -2)
@@ -271,7 +271,7 @@ def as_onnx_has_them(fold: Fold) -> Fold:
 def fold_by_onnx(
     columns: Tensor, size: Sizes, kernel: Sizes, strides: Sizes, dilations: Sizes, begins: Sizes, ends: Sizes
 ) -> Tensor:
-    """Sum columns by ONNX's Col2Im, as the exporter that goes through torch.export understands it."""
+    """Sum columns by ONNX's Col2Im, for the exporter based on torch.export."""
     if is_in_aten(columns, len(size), dilations, begins, ends):
         return torch.ops.aten.col2im(columns, size, kernel, dilations, begins, strides)
     attributes = attributes_of(strides, dilations, begins, ends)
@@ -282,7 +282,7 @@ def fold_by_onnx(
 
 
 def attributes_of(strides: Any, dilations: Any, begins: Any, ends: Any) -> dict[str, Any]:
-    """Return the attributes of ONNX's Col2Im, or raise where they are no constants."""
+    """Return the attributes of ONNX's Col2Im, or raise if they are not constants."""
     for name, values in {"strides": strides, "dilations": dilations, "pads_begin": begins, "pads_end": ends}.items():
         if not isinstance(values, list | tuple) or not all([type(each) is int for each in values]):
             raise TypeError(f"col2im: {name} must not follow the input's size: they are constants in ONNX")
@@ -291,7 +291,7 @@ def attributes_of(strides: Any, dilations: Any, begins: Any, ends: Any) -> dict[
 
 @cache
 def register_with_torchscript() -> None:
-    """Tell the exporter that goes through torch.jit.trace what sums of columns are in ONNX."""
+    """Register the ONNX form of sums of columns with the exporter based on torch.jit.trace."""
     torch.onnx.register_custom_op_symbolic("gpufold::col2im", _symbolic, 18)
 
 

@@ -1,4 +1,4 @@
-"""The functions on tensors by gpufold's names: description of the call, then the way that computes it."""
+"""The functions of gpufold for tensors: each describes its call, then computes or records it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpufold.windows import axes_of_window, check_block_weights
 compute = partial(executing.compute, differentiate)
 
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
-"""The sizes that have a value for each spatial axis; of other operations `block_shape`."""
+"""The sizes with one value per spatial axis; `block_shape` in other operations."""
 
 SAID = """As `gpufold.{name}`, with gradients. `{first}`, a window and the contiguous result are on one device. A window
 may require a gradient in a sum; in a mean that is a ValueError.
@@ -37,9 +37,9 @@ may require a gradient in a sum; in a mean that is a ValueError.
 
 
 def on_tensors(function: FunctionT, example: str) -> FunctionT:
-    """Return a function of gpufold on tensors.
+    """Return a function of gpufold for tensors.
 
-    What it is given describes the call for what computes or, while something traces, goes to the operator of that name.
+    Its arguments describe a call, which is computed or, during tracing, recorded as an operator.
     """
     name, like = function.__name__, Like(function, "torch.Tensor")
     first, places, known = like.first, like.places, like.known
@@ -66,7 +66,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         return describe(described(name, first, data), *given, **named)
 
     def recorded(data: Tensor, given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-        """Call the operator of the name; sizes may be symbols."""
+        """Call the operator; sizes may be symbols."""
         values = {**defaults, **dict(zip(places[1:], given, strict=False)), **named}
         if operators.are_known((data,), [values[size] for size in SIZES[name]]):
             call = call_of(data, given, named)
@@ -99,7 +99,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
 
 
 def _extended(array: Tensor, margins: Any, mode: str) -> Tensor:
-    """Return an array that goes on as far as blocks hang over its ends, which may be symbols."""
+    """Return an array padded as far as blocks extend beyond its ends; margins may be symbols."""
     tensors.check_read("array_to_blocks", array=array)
     result: Tensor = extended(torch, partial(torch.arange, device=array.device), array, margins, mode)
     return result
@@ -266,7 +266,7 @@ def add_blocks_(
 def _weighed(
     name: str, array: Tensor, blocks: Tensor, positions: Any, window: Any, weights: Tensor, summed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return blocks times the weights of their elements, in the dtype of their sums, these weights, and positions."""
+    """Return weighted blocks in the dtype of their sums, the weights of their elements, and positions."""
     for argument, tensor in (("array", array), ("blocks", blocks), ("weights", weights)):
         tensors.check_tensor(name, argument, tensor)
     check_block_weights(name, weights, tensors.name_of(array.dtype), len(blocks))

@@ -1,10 +1,10 @@
-"""Recognises tensors like those of an earlier call: what was checked of those holds for them too.
+"""Recognise tensors like those of an earlier call, to skip its checks.
 
-torch's compiler asks guards whether what it compiled still fits. One question to a guard stands for a dozen about a
-tensor: its type, dtype, device, shape and strides, whether its values are in memory as they are, whether it requires a
-gradient, and whether a mode or a transform of torch.func takes part. A small call takes 60 to 74 % of the time that it
-takes where `TensorGuards` is None: 38 us for 51 of a plain fold, 62 for 100 under a window, 68 for 110 of blocks added
-in place, the least of 60 rounds on one thread of an Intel Xeon, with torch 2.13 at efa6dd3.
+torch's compiler has guards that tell whether compiled code still fits. One question to a guard replaces a dozen about a
+tensor: its type, dtype, device, shape and strides, lazy conjugation and negation, whether it requires a gradient, and
+whether a mode or a transform of torch.func is active. Small calls take 60 to 74 % of the time without `TensorGuards`:
+38 us instead of 51 for a plain fold, 62 instead of 100 with a window, 68 instead of 110 for blocks added in place
+(minimum of 60 rounds on one thread of an Intel Xeon, torch 2.13, commit efa6dd3).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpufold.calls import Call
 
 try:
     TensorGuards: Any = _C._dynamo.guards.TensorGuards
-except AttributeError:  # of a torch that has them elsewhere: every call checks everything then
+except AttributeError:  # another version of torch: every call then checks everything
     TensorGuards = None
 
 
 class Guards:
-    """Guards of the tensors of a call, and what holds for tensors that are like them."""
+    """Guards of the tensors of a call, and what is known of tensors like them."""
 
     __slots__ = ("_extents", "_itemsizes", "_learns", "_like", "kernel", "of_torch", "recorded")
 
@@ -36,16 +36,16 @@ class Guards:
         self._itemsizes = tuple([tensor.element_size() for tensor in tensors])
         self._learns = any([tensor.requires_grad for tensor in tensors])
         self.recorded = recorded
-        """Whether a gradient was recorded: none is of tensors that require one under torch.no_grad()."""
+        """Whether a gradient was recorded; under torch.no_grad() none is, even for tensors that require one."""
         self.of_torch = of_torch
-        """The function of torch that computes the call, where there is one and a gradient is recorded."""
+        """torch's function for the call, if there is one and a gradient is recorded."""
         self.kernel: Any = None
-        """What computes the call on memory that is aligned as allocators align it; None before the first such call."""
+        """The kernel for memory that is aligned as allocators align it; None before the first such call."""
 
     def hold(self, tensors: tuple[Any, ...]) -> bool:
-        """Return whether tensors are like these, and a gradient is recorded of both or none; guards see no tangents.
+        """Return whether tensors are like these, and a gradient is recorded for both or neither.
 
-        Nor do guards see a storage that was resized or freed, and no longer has all elements.
+        Guards see neither tangents nor a storage that was resized or freed; both are checked besides.
         """
         if not (
             len(self._extents) == len(tensors)
@@ -61,7 +61,7 @@ class Guards:
         return True
 
     def apart(self, tensors: tuple[Tensor, ...], written: int) -> bool:
-        """Return whether the first of tensors that the guards hold for lie before or after all that follow them."""
+        """Return whether the first `written` tensors, for which the guards hold, are apart from all that follow."""
         begins, extents = [*map(Tensor.data_ptr, tensors)], self._extents
         for number in range(written):
             begin, end = begins[number], begins[number] + extents[number]
@@ -72,16 +72,16 @@ class Guards:
 
 
 class Seen:
-    """The last tensors of a call that were checked; none at first."""
+    """Guards of the last tensors that were checked for a call; none at first."""
 
     __slots__ = ("guards",)
 
     def __init__(self) -> None:
         self.guards = Guards()
-        """Never changed but as a whole: another thread may have asked the ones before."""
+        """Replaced as a whole: another thread may use the previous ones."""
 
     def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...], *options: Any) -> Guards:
-        """Return guards of tensors, remembered if those given were checked: none was converted or transformed."""
+        """Return guards of tensors; remember them if no given tensor was converted or transformed."""
         transformed = forward_ad._current_level >= 0 or _C._are_functorch_transforms_active()
         same = {*map(id, given)} == {id(each) for each in checked if each is not None}
         if TensorGuards is None or transformed or not same:
@@ -91,7 +91,7 @@ class Seen:
 
 
 def _guard(tensors: tuple[Tensor, ...]) -> Any:
-    """Return what is asked whether tensors are like these; a guard of several holds for no tensor that comes twice."""
+    """Return a function that tells whether tensors are like these; one guard of several tensors rejects repetitions."""
     if len({*map(id, tensors)}) < len(tensors):
         guards = [_guard((tensor,)) for tensor in tensors]
         return lambda *given: all(map(ask, guards, given))
@@ -112,5 +112,5 @@ def end_of(tensor: Tensor) -> int:
 
 @lru_cache(maxsize=1024)
 def seen_of(call: Call, in_place: bool = False) -> Seen:
-    """Return what was seen of a call, the same object each time."""
+    """Return the `Seen` of a call, the same object each time."""
     return Seen()

@@ -22,7 +22,7 @@ from gpufold.torch.door import public, refuse_script
 from gpufold.torch.operators import checked_size, is_integer, per_axis
 from gpufold.torch.tensors import check_tensor, weights_of
 
-col2im, im2col = unwrap(functions.col2im), unwrap(functions.im2col)  # behind the door that fold and unfold have
+col2im, im2col = unwrap(functions.col2im), unwrap(functions.im2col)  # fold and unfold have the wrapper
 
 
 @public
@@ -112,7 +112,7 @@ def unfold(
 
 
 def _rank(operation: str, dilation: Any, sizes: dict[str, Any]) -> int:
-    """Return how many spatial axes there are, by a sequence, else two; raise where torch refuses a size."""
+    """Return the number of spatial axes: the length of a sequence, else two. Raise for sizes that torch refuses."""
     rank = 0
     for name, value in (*sizes.items(), ("dilation", dilation)):
         if type(value) is int:
@@ -134,12 +134,12 @@ def _rank(operation: str, dilation: Any, sizes: dict[str, Any]) -> int:
 
 
 class _Windowed(nn.Module):
-    """Keeps a window: as a parameter where it is one, else as a buffer that is not saved."""
+    """A module that keeps a window: as a parameter if it is one, else as a non-persistent buffer."""
 
     def sized(self, *sizes: Any) -> Any:
-        """Return the sizes of a module, in the order of their arguments, as integers that nobody else changes.
+        """Return copies of a module's sizes, in the order of its arguments, as integers.
 
-        Those of a module that is made while something traces may be its symbols, and stay as they are.
+        During tracing, sizes may be symbols and are returned unchanged.
         """
         if is_compiling() or is_tracing():
             return sizes
@@ -148,7 +148,7 @@ class _Windowed(nn.Module):
         return [[*whole] if isinstance(size, list) else whole for whole, size in zip(integers, sizes, strict=True)]
 
     def keep_window(self, window: Any) -> None:
-        self.__module__ = nn.Fold.__module__  # of the instance: torch.fx takes torch's own modules for leaves
+        self.__module__ = nn.Fold.__module__  # of the instance: torch.fx treats torch's modules as leaves
         if isinstance(window, Tensor):
             check_tensor(type(self).__name__, "window", window)
         self._separable = is_separable(window)
@@ -163,7 +163,7 @@ class _Windowed(nn.Module):
             self._axes += 1
 
     def _copied(self, weights: Any) -> Tensor:
-        """Return weights in memory of the module's own; those that learn are kept, for their gradients and changes."""
+        """Return a copy of weights; tensors that require gradients are kept, so that they are learned."""
         name = type(self).__name__
         if isinstance(weights, Tensor):
             return weights if weights.requires_grad else weights.clone()
@@ -236,7 +236,7 @@ class Fold(_Windowed, nn.Fold):
         return fold(input, *sizes, window=self.kept_window(), **options)
 
     def extra_repr(self) -> str:
-        """Return the sizes, as torch.nn.Fold shows them, and what else there is."""
+        """Return the sizes, as torch.nn.Fold shows them, the window and the reduction."""
         sizes: str = super().extra_repr()
         return sizes + (f", reduction={self.reduction!r}" if self.reduction != "sum" else "")
 

@@ -1,10 +1,10 @@
-"""The operators of torch's library, which compilers trace: opaque, so that results have the bits of eager calls.
+"""Operators in torch's library, for compilers: opaque, so results are bitwise identical to eager ones.
 
-Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic, filled, over)`. A
-window is joined to one tensor (see `gpufold.torch.rules.joined`) or what an average divides by, and `out` is what
-add_blocks adds to, which stays as it is. Take_blocks has its mode in the reduction's place. What no block covers is
-zero in an average that is `filled`, and an error in others, said as soon as the sizes are integers. Blocks of an array
-hang `over` its ends, or do not.
+Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic, filled, over)`. The
+window is one tensor (see `gpufold.torch.rules.joined`), or the weights of an average. `out` is the tensor that
+add_blocks adds to; it is not changed. take_blocks has its mode in place of the reduction. Uncovered elements of an
+average are zero if it is `filled`; otherwise they are an error as soon as the sizes are integers. `over` says whether
+blocks may extend beyond an array.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ SIZES = {
 """The sizes that each operator takes, one value per axis."""
 
 OUT_DTYPE = "array must have the result's dtype"
-"""What is said where it has another."""
+"""The error if `out` has another dtype."""
 
 Tail: TypeAlias = tuple[str, bool, str, bool, bool, bool]
 PLAINLY: Tail = ("sum", False, "auto", True, True, False)
-"""What comes after the sizes of an operator, and that of a sum or a move without more."""
+"""Arguments after the sizes of an operator; those of a plain sum or copy."""
 
 INTEGER, FLOAT = (int, torch.SymInt, np.integer), (float, torch.SymFloat)
-"""Numbers and a compiler's symbols for them; not as unions of types, for which torch 2.6 compiles no isinstance."""
+"""Numbers and a compiler's symbols for them; not unions of types, for which torch 2.6 does not compile isinstance."""
 
 _library = torch.library.Library("gpufold", "DEF")
 
@@ -99,7 +99,7 @@ def _check_joined(call: Call, window: Tensor) -> None:
 
 
 def _define(operation: str) -> None:
-    """Define an operator: on tensors, on fake ones, its gradients and its vmap."""
+    """Define an operator for tensors and fake tensors, with gradients and vmap."""
 
     def compute(*arguments: Any) -> Tensor:
         call = call_of(operation, arguments)
@@ -145,7 +145,7 @@ for _operation in SIZES:
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether a size is one integer: a symbol too, or what torch.jit.trace has for a tensor's extent."""
+    """Return whether a size is one integer, a symbol, or a tensor that torch.jit.trace has for an extent."""
     return isinstance(value, INTEGER) or (is_tracing() and isinstance(value, Tensor) and value.ndim == 0)
 
 
@@ -156,7 +156,7 @@ def per_axis(value: Any, rank: int) -> list[Any]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Calls that are traced: what they are given goes to an operator, whose fake implementation checks it
+# Traced calls: arguments go to an operator, whose fake implementation checks them
 
 
 def trace(
@@ -169,9 +169,9 @@ def trace(
     filled: bool = True,
     over: bool = False,
 ) -> Tensor:
-    """Call an operator with (data, window[, positions, out]) and sizes of that many axes, as they are given.
+    """Call an operator with (data, window[, positions, out]) and sizes of `rank` axes, as the caller gave them.
 
-    Data that are summed in a wider dtype, by its name or as `out` has it, are converted first.
+    Data to be summed in a wider dtype, by name or that of `out`, are converted first.
     """
     data, window, *others = given
     positions, out = others or (None, None)
@@ -216,14 +216,14 @@ def trace(
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
         if is_tracing():
             return exporting.decomposed(_fold_by_torchscript, operation, *arguments)
-        call_of(operation, arguments)  # which raises
+        call_of(operation, arguments)  # raises
         return exporting.decomposed(exporting.fold_by_onnx, operation, *arguments)
     return _called(operation, (data, window, positions, out), lists, tail)
 
 
 @exporting.as_onnx_has_them
 def _fold_by_torchscript(columns: Tensor, *sizes: list[Any]) -> Tensor:
-    """Sum columns by the operator that the exporter which goes through torch.jit.trace knows then."""
+    """Sum columns by an operator that is registered with the exporter based on torch.jit.trace."""
     exporting.register_with_torchscript()
     return _called("col2im", (columns, None, None, None), [*sizes], PLAINLY)
 
@@ -236,7 +236,7 @@ def _called(operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list
 
 
 def _recorded(operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: Tail) -> Tensor:
-    """Call an operator with sizes of which some are tensors: those of shapes that torch.jit.trace records."""
+    """Call an operator with sizes that include tensors, for extents that torch.jit.trace records."""
     for argument, each in zip(SIZES[operation], sizes, strict=True):
         for size in each:
             if isinstance(size, Tensor) and size.dtype not in INTEGERS:
@@ -256,18 +256,18 @@ def _recorded(operation: str, tensors: tuple[Tensor | None, ...], sizes: list[li
     return result
 
 
-@cache  # for good: a program that was traced refers to the function, and does not keep it
+@cache  # never evicted: traced programs refer to the function without keeping it
 def _script(source: str) -> Any:
-    """Compile a function of TorchScript: a trace of its call has the operator with its sizes in it.
+    """Compile a function of TorchScript; a trace of its call contains the operator with its sizes.
 
-    The function has a qualified name of its own, without which a program that calls it does not load.
+    The function needs a unique qualified name, or a program that calls it does not load.
     """
     name = f"__torch__.gpufold.call_{sha256(source.encode()).hexdigest()[:16]}"
     return torch._C._create_function_from_graph(name, torch.jit.CompilationUnit(source).call.graph.copy())
 
 
 def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: str) -> Tensor:
-    """Call an operator between batch and space, where one int for margins spares the batch axis."""
+    """Call batch_to_space or space_to_batch; an int for margins means all axes but the batch."""
     block_shape, *margins = sizes
     rank = data.ndim
     lists = [[0, *[margin] * (rank - 1)] if is_integer(margin) else margin for margin in margins]
@@ -275,11 +275,11 @@ def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: s
 
 
 def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
-    """Return positions as an int64 tensor beside an array; those of a sequence may be symbols."""
+    """Return positions as an int64 tensor on an array's device; a sequence may contain symbols."""
     if getattr(positions, "ndim", 0) == 1:
         positions = positions[:, None]
     if not is_dynamo_compiling():
-        with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):  # constants are meant to be
+        with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):  # constants are intended
             if tensors.has_tensors(positions):
                 positions = tensors.stacked(positions).to(array.device)
             elif not (isinstance(positions, Tensor) or _has_symbols(positions)):
@@ -292,7 +292,7 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
         places = as_int64(operation, torch.as_tensor(positions)).to(array.device)
         if places.ndim != 2:
             return places
-        # a copy that compilers do not make once more for gradients, as they do a clone: the array may have changed then
+        # a copy: compilers would repeat a clone for gradients, when the array may have changed
         return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], PLAINLY)
     if any([isinstance(place, FLOAT) for row in positions for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
@@ -306,14 +306,14 @@ def _has_symbols(value: Any) -> bool:
 
 
 def are_known(given: Sequence[Any], sizes: Iterable[Any] = ()) -> bool:
-    """Return whether the shapes and sizes of a call that is recorded are integers, as those of meta tensors are.
+    """Return whether the shapes and sizes of a recorded call are integers, as for meta tensors.
 
-    All that is checked of other tensors' can be checked of them then.
+    They can then be checked like those of other tensors.
     """
     shapes = [tuple(each.shape) for each in given if isinstance(each, Tensor)]
     return not (is_compiling() or is_tracing() or any([_has_symbols(each) for each in (*shapes, *sizes)]))
 
 
 def checked_size(operation: str, name: str, value: Any) -> Any:
-    """Return a size as integers, or as the symbols that it is of."""
+    """Return a size as integers; symbols are returned unchanged."""
     return value if _has_symbols(value) else as_integers(operation, name, value)

@@ -1,8 +1,8 @@
 """Gradients, tangents and vmap of tensors, by the adjoints of `gpufold.adjoints`.
 
-`apply` computes such a call by the way that fits: by the kernel where nothing asks for a further gradient, through an
-`autograd.Function` where something does, and by an operator of torch's library while a compiler traces or a transform
-of torch.func is under way: torch's dispatcher hands it to each of these in turn.
+`apply` computes a call directly if no further gradient is needed, through an `autograd.Function` if one is, and by an
+operator of torch's library during tracing or under transforms of torch.func, to which torch's dispatcher passes it in
+turn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpufold.torch.tensors import (
 def differentiate(
     call: Call, data: Tensor, axes: Sequence[Tensor], positions: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    """Compute a call whose gradients or tangents are asked for, on tensors that were checked."""
+    """Compute a call that needs gradients or tangents, on checked tensors."""
     if call.source:  # narrower data count as if they were converted first
         call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
     if has_gradient(*axes):
@@ -47,7 +47,7 @@ def differentiate(
 
 
 def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
-    """Return a window as one tensor of weights: that of the block's shape, or those of the axes in a row."""
+    """Return a window as one tensor: of the block's shape, or the concatenated weights of the axes."""
     axes = [narrowed(each, WEIGHTS[name_of(data.dtype)]) for each in axes]
     return axes[0] if len(axes) == 1 else torch.cat(axes)
 
@@ -70,7 +70,7 @@ def apply(
     positions: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute a call on tensors that were checked, its window joined, by the way that fits."""
+    """Compute a call on checked tensors with a joined window: directly, through autograd, or by an operator."""
     data, window, positions, out = given = [*map(alive, (data, window, positions, out))]
     if is_traced(data) or _C._are_functorch_transforms_active() or any(map(_is_batched, given)):
         return operator(call, data, window, positions, out)
@@ -80,7 +80,7 @@ def apply(
 
 
 def _is_batched(tensor: Tensor | None) -> bool:
-    """Return whether a tensor stands for a batch, as those of torch.autograd.functional do where it vectorizes."""
+    """Return whether a tensor stands for a batch, as in vectorized functions of torch.autograd.functional."""
     return tensor is not None and _functorch.is_legacy_batchedtensor(tensor)
 
 
@@ -133,7 +133,7 @@ TORCH: Any = SimpleNamespace(
     paired=Tensor.conj,
     constant="window.detach()",
 )
-"""What the adjoints ask of a library, see `gpufold.adjoints.Library`; a window is joined."""
+"""torch as a `gpufold.adjoints.Library`; a window is joined."""
 
 
 def batched(
@@ -154,17 +154,17 @@ def batched(
 
 
 # ---------------------------------------------------------------------------------------------
-# The Function
+# The autograd.Function
 
 
 class Linear(torch.autograd.Function):
-    """A call, linear in its data, in its window and in what it adds to; of an average's weights, by their quotient."""
+    """A call, linear in its data, its window and `out`; the weights of an average have the derivative of a quotient."""
 
     @staticmethod
     def forward(
         data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call
     ) -> Tensor:
-        if is_traced(data) or _C._are_functorch_transforms_active():  # of which those outside of this one record too
+        if is_traced(data) or _C._are_functorch_transforms_active():  # outer transforms record too
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatchBelowAutograd():
                 return operator(call, data, window, positions, out)
         return execute(call, resolved(data), separated(call, window), positions, out)
@@ -172,7 +172,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         data, window, positions, _, ctx.call = inputs
-        ctx.set_materialize_grads(False)  # a tangent of zeros is none: a window under a mean has none
+        ctx.set_materialize_grads(False)  # no tangent stays None: a mean's window has none
         tangents = forward_ad._current_level >= 0 or _C._len_torch_dispatch_stack() > 0  # which a compiler looks for
         kept = data if window is not None and (ctx.needs_input_grad[1] or tangents) else None, window, positions
         ctx.save_for_backward(*kept)
@@ -197,11 +197,11 @@ class Linear(torch.autograd.Function):
         of_axes = None if window_tangent is None else separated(call, window_tangent)
         changes = data_tangent, of_axes, None, out_tangent
         result: Tensor = adjoints.tangent(TORCH, call, (*saved(ctx), None), changes)
-        return result.clone() if result is out_tangent else result  # which may be changed with the result
+        return result.clone() if result is out_tangent else result  # a change of the result must not change it
 
 
 def saved(ctx: Any) -> tuple[Any, ...]:
-    """Return the data, window and positions that were saved, of which none may have been freed since."""
+    """Return the saved data, window and positions; raise if one was freed since."""
     tensors: tuple[Any, ...] = ctx.saved_tensors
     operation = ctx.call.operation
     for name, tensor in zip((OPERATIONS[operation].data, "window", "positions"), tensors, strict=True):
@@ -211,11 +211,11 @@ def saved(ctx: Any) -> tuple[Any, ...]:
 
 
 _record = super(torch.autograd.Function, Linear).apply
-"""Applies the Function for one transform of torch.func at most, and looks at no signature, as `Linear.apply` does."""
+"""Applies the Function for at most one transform of torch.func; unlike `Linear.apply` it inspects no signature."""
 
 
 def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call) -> Tensor:
-    """Compute a call that is recorded: of transforms of torch.func, for the one that the dispatcher has come to."""
+    """Compute a recorded call; under transforms of torch.func, for the one that the dispatcher has reached."""
     allowed = _functorch.get_single_level_autograd_function_allowed()
     _functorch.set_single_level_autograd_function_allowed(True)
     try:

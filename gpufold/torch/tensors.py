@@ -1,4 +1,4 @@
-"""What is asked of tensors: their dtypes, devices and memory, and how kernels can read them."""
+"""Tensors: dtypes, devices and memory, and conversion for kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpufold.windows import name_of_axis
 
 
 class Dtype(NamedTuple):
-    """A tensor's dtype as a description of a call sees it: by NumPy's name."""
+    """A tensor's dtype, by NumPy's name, for descriptions of calls."""
 
     name: str
 
@@ -39,11 +39,11 @@ class Dtype(NamedTuple):
 
 
 DTYPES = {getattr(torch, name): Dtype(name) for name in ELEMENT_TYPES}
-"""The dtypes that there are sums of."""
+"""The dtypes that can be summed."""
 
 
 def dtype_given(dtype: Any) -> Any:
-    """Return what a caller gave as a dtype as NumPy's path understands it."""
+    """Return a given dtype as the NumPy path understands it."""
     return DTYPES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
@@ -51,12 +51,12 @@ INTEGERS = frozenset(dtype for dtype, known in DTYPES.items() if "int" in known.
 """The dtypes that positions may have."""
 
 WEIGHTS = {name: getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight}
-"""The dtype of a window's weights, by the name of the dtype that sums have."""
+"""The dtype of a window's weights, by the name of the dtype of sums."""
 
-_autograd: Any = vars(_C)["_autograd"]  # which has no stubs
+_autograd: Any = vars(_C)["_autograd"]  # without stubs
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-"""What is computed on; other subclasses of tensors take part in what records operators."""
+"""Tensors to compute on; calls on other subclasses are recorded as operators."""
 
 
 def name_of(dtype: Any) -> str:
@@ -65,27 +65,27 @@ def name_of(dtype: Any) -> str:
 
 
 class Described(NamedTuple):
-    """What a call asks of a tensor before it computes."""
+    """The properties of a tensor that describing a call needs."""
 
     shape: Size
     dtype: Dtype
 
 
 def described(operation: str, name: str, tensor: Any) -> Described:
-    """Return a tensor's shape and dtype, or raise where it is none that calls take; `check_dense` is the rest of it."""
+    """Return the shape and dtype of a tensor, or raise if it is none; `check_dense` makes the other checks."""
     check_tensor(operation, name, tensor)
     return _described(tensor.shape, tensor.dtype)
 
 
 def check_tensor(operation: str, name: str, tensor: Any) -> None:
-    """Raise unless something is one tensor."""
+    """Raise unless an argument is a tensor, and not nested."""
     check_kind(operation, name, tensor, Tensor, "torch.Tensor", "torch.as_tensor")
     if tensor.is_nested:
         raise nested(operation, name)
 
 
 def nested(operation: str, name: str) -> TypeError:
-    """Return what to raise where a tensor is nested."""
+    """Return the error for a nested tensor."""
     return TypeError(
         f"{operation}: {name} must be a dense tensor, got a nested one; pass each of {name}.unbind() by itself"
     )
@@ -106,7 +106,7 @@ def check_dense(operation: str, name: str, tensor: Tensor) -> None:
 
 
 def check_stored(operation: str, name: str, tensor: Tensor) -> None:
-    """Raise where a tensor's storage has become too small for it: what lies behind is other tensors' memory."""
+    """Raise if a tensor's storage has become too small: behind it is the memory of other tensors."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     if not _C._has_storage(tensor) or tensor.untyped_storage().device.type == "meta":
@@ -120,15 +120,15 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
 
 
 def check_read(operation: str, **given: Tensor) -> None:
-    """Raise where torch would read behind the storage of a tensor, by name; what records a call sees to it itself."""
+    """Raise if torch would read behind the storage of a tensor; recorded calls are checked when they run."""
     if not (is_compiling() or _C._is_tracing()):
         for name, tensor in given.items():
             check_stored(operation, name, tensor)
 
 
 def alive(tensor: Any) -> Any:
-    """Return a tensor, or what it stood for in transforms of torch.func that have ended since; or None."""
-    if is_compiling():  # what is traced stands for itself, and torch 2.6 does not trace the question
+    """Return a tensor, unwrapped from transforms of torch.func that have ended; None stays None."""
+    if is_compiling():  # needs no unwrapping, which torch 2.6 cannot trace
         return tensor
     while tensor is not None and (inner := _functorch.unwrap_if_dead(tensor)) is not tensor:
         tensor = inner
@@ -136,17 +136,17 @@ def alive(tensor: Any) -> Any:
 
 
 def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor that was checked as kernels can read it: contiguous, of a dtype, its values in memory."""
+    """Return a checked tensor as kernels can read it: contiguous, of a dtype, not lazily negated."""
     return alive(tensor).to(dtype).resolve_neg().contiguous()
 
 
 def ready_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights that were checked as kernels can read them; the least of double precision do not become zero."""
+    """Return checked weights as kernels can read them; no nonzero weight becomes zero."""
     return ready(narrowed(weights, dtype), dtype)
 
 
 def narrowed(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights in a dtype, of which none is zero that was not before."""
+    """Return weights in a dtype; no nonzero weight becomes zero."""
     narrow = weights.to(dtype)
     if weights.dtype is torch.float64 and dtype is torch.float32:
         return torch.where((narrow == 0) & (weights != 0), weights.sign().to(dtype) * torch.finfo(dtype).tiny, narrow)
@@ -154,7 +154,7 @@ def narrowed(weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the weights of a block as they count where they are summed beside what they weigh."""
+    """Return the weights of a block as they count in sums of weights."""
     for each in axes:
         check_real(operation, "window", each)
         check_read(operation, window=each)
@@ -164,7 +164,7 @@ def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> 
 
 
 def weighed(terms: Tensor, weights: Tensor) -> Tensor:
-    """Return elements times real weights, of complex numbers both parts."""
+    """Return elements times real weights, which multiply both parts of complex numbers."""
     if not terms.is_complex():
         return terms * weights
     return torch.view_as_complex(torch.view_as_real(terms.resolve_conj()) * weights.unsqueeze(-1))
@@ -178,7 +178,7 @@ def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: s
 
 
 def weights_of(window: Any) -> tuple[Any, ...]:
-    """Return what a window is made of as it was given: the weights of each axis, or of the whole block."""
+    """Return the tensors of a window as given: one per axis, or one for the block."""
     return () if window is None else tuple(window) if is_separable(window) else (window,)
 
 
@@ -190,7 +190,7 @@ def check_real(operation: str, name: str, weights: Any) -> None:
 
 
 def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a window, whose shapes were checked, as kernels can read them."""
+    """Return the tensors of a window of checked shapes, as kernels can read them."""
     for axis, weights in enumerate(axes):
         name = name_of_axis(call, window, axis)
         check_real(call.operation, name, weights)
@@ -199,7 +199,7 @@ def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -
 
 
 def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
-    """Return positions as a tensor that has a shape: where they were none, of memory that nobody else writes into."""
+    """Return positions as a tensor; other positions are copied, so that later changes have no effect."""
     if _C._are_functorch_transforms_active() and has_tensors(positions):
         positions = stacked(positions)
     if not isinstance(positions, Tensor):
@@ -215,14 +215,14 @@ def has_tensors(value: Any) -> bool:
 
 
 def stacked(rows: Any) -> Tensor:
-    """Return a sequence that holds tensors as one."""
+    """Return a sequence that holds tensors as one tensor."""
     if isinstance(rows, list | tuple):
         return torch.stack([*map(stacked, rows)])
     return rows if isinstance(rows, Tensor) else torch.tensor(rows)
 
 
 def checked_positions(operation: str, positions: Tensor, array: Tensor, like: str) -> Tensor:
-    """Return positions as kernels can read them, contiguous and int64; no value is looked at."""
+    """Return positions as kernels can read them, contiguous and int64, without reading their values."""
     described(operation, "positions", positions)
     check_like(operation, "positions", positions, array, like)
     return as_int64(operation, positions[:, None] if positions.ndim == 1 else positions)
@@ -252,7 +252,7 @@ def is_traced(*tensors: Any) -> bool:
 
 
 def is_in_aten(columns: Tensor, rank: int, dilations: Sequence[Any], begins: Any, ends: Any) -> bool:
-    """Return whether aten.col2im computes sums of columns."""
+    """Return whether aten.col2im can compute sums of columns."""
     return rank == 2 and begins == ends and 0 not in dilations and columns.is_floating_point()
 
 
@@ -262,20 +262,20 @@ def is_transformed() -> bool:
 
 
 def has_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether a gradient is recorded of one of several tensors."""
+    """Return whether a gradient is recorded for any of several tensors."""
     return torch.is_grad_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
 
 
 def resolved(tensor: Tensor) -> Tensor:
-    """Return a tensor whose values are in memory as they are, neither conjugates nor negatives of what is there."""
+    """Return a tensor that is neither lazily conjugated nor lazily negated."""
     tensor = alive(tensor)
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap.
+    """Return whether two tensors share an element; if that is too expensive to decide, whether their bounds overlap.
 
-    Under a transform of torch.func, tensors stand for others and have no memory of their own.
+    Under a transform of torch.func, tensors stand for others and have no memory.
     """
     if _C._are_functorch_transforms_active():
         return False
@@ -284,7 +284,7 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
-    """Raise where a tensor overlaps itself, or shares memory with what is read."""
+    """Raise if an output overlaps itself, or shares memory with tensors that are read."""
     if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
         raise overlapping("add_blocks_", name, *layout[:2])
     for index, each in enumerate(read):
@@ -292,7 +292,7 @@ def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
 
 
 def check_recordable(name: str, tensor: Tensor, values: Tensor) -> None:
-    """Raise where torch forbids that values are copied into a tensor."""
+    """Raise if torch forbids copying values into a tensor."""
     base = tensor._base if tensor._is_view() else None
     kind = ""
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
@@ -311,7 +311,7 @@ def check_recordable(name: str, tensor: Tensor, values: Tensor) -> None:
 
 
 def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
-    """Raise where a tensor that is written into shares memory with one that is read."""
+    """Raise if an output shares memory with a tensor that is read."""
     if share_memory(tensor, read):
         raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
 
