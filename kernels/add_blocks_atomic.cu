@@ -1,13 +1,13 @@
 // add_blocks by scattering: a thread adds one element of a block to its pixel with an atomic operation.
 //
-//   blocks     (count, batch, channels, *block), any strides    read once, but for what is clipped
+//   blocks     (count, batch, channels, *block), any strides    read once, unless clipped
 //   image      (batch, channels, *size), any strides            added to
 //   positions  (count, axes)                                     read
 //   window     weights of a block's elements, or null            read
-//   weight_out sums of weights (*size), where they are asked for  added to
+//   weight_out sums of weights (*size), if requested             added to
 //
-// The order of addition is the hardware's: the same bits each time for integers and bool only. For very many
-// small blocks, among which every region of the image would have to search.
+// The order of addition is the hardware's, so only sums of integers and bool are bitwise reproducible. Wins
+// for very many small blocks, which every tile of an image would have to search otherwise.
 #include "positions.cuh"
 #include "atomic.cuh"
 

@@ -1,20 +1,20 @@
 // add_blocks by bins: a warp owns a tile of pixels, rows of 32 columns, and has a list of the blocks that
-// meet it.
+// intersect it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
 //   image      (batch, channels, *size), any strides             read and written once where a block covers
 //                                                                it, not at all elsewhere
 //   positions  (count, axes)                                     read where a block meets a crowded tile
 //   window     weights of a block's elements, or null            read, once for the planes of a thread
-//   weight_out sums of weights (*size), where they are asked for  read and written as the image
+//   weight_out sums of weights (*size), if requested             read and written as the image
 //   scratch    the lists of blocks (see bins.cuh)                read by the warps of a tile
 //
-// A lane has one of up to 32 listed blocks, and one column of the tile. The rows that its block covers are
-// bits of a word, and so are the columns; votes and shuffles turn these words around, so that each lane knows
-// for its pixel of a row the blocks that cover it, again as bits: the first block is the highest. It adds
-// them in their order, without atomics, with the loads of some rows in flight. Lists of at most 32 blocks are
-// put in order here, those of crowded tiles are in order and added part by part. For many small blocks: the
-// rest of an image costs nothing.
+// Each lane has one of up to 32 listed blocks, and one column of the tile. The rows and the columns that
+// its block covers are bits of words. Votes and shuffles transpose these words: then each lane knows the
+// blocks that cover its pixel of a row, as bits with the first block highest. It adds them in order,
+// without atomics, with the loads of some rows in flight. Lists of at most 32 blocks are sorted here; lists
+// of crowded tiles are sorted already and added part by part. Wins for many small blocks: the rest of an
+// image costs nothing.
 #include "bins.cuh"
 
 constexpr int planes = PLANES;    // of a thread
@@ -25,17 +25,17 @@ constexpr int warps = THREADS / 32;
 static_assert(thread_rows <= tile_rows && tile_rows <= 32, "a bit for each row");
 constexpr bool one_axis = positioned == 1; // rows follow each other along it
 
-// Rows of a thread that get elements of the same block at a time, of those that cover some of them: most
-// cover all, and one look-up serves them. Planes share one anyway.
+// Rows of a thread that get elements of the same block at a time: most blocks that cover some of these rows
+// cover all, so they need one look-up. Planes share a look-up anyway.
 constexpr int together = one_axis || planes > 1 ? 1 : thread_rows < 4 ? thread_rows : 4;
 
-// A tile's pixels, and of a lane the column.
+// A tile's pixels; a lane has one column.
 struct Tile {
     Offset begin[rank];
     Offset end[rank]; // of those inside the image, from begin on
 };
 
-// What the lanes of a warp know of each other's blocks, by their bits; the first is for no block.
+// The blocks of a warp's lanes, by bit number; the first entry stands for no block.
 struct Listed {
     const Scalar* origin[1 + noted]; // where an element for the tile's first pixel would be
     struct alignas(sizeof(Scalar*)) Covered {
@@ -44,8 +44,8 @@ struct Listed {
     Offset position[windowed ? 1 + noted : 1][positioned]; // from that pixel
 };
 
-// Bits of a word, and where a mask has ones those of another: one instruction, of which the compiler would
-// make two.
+// The bits of a word, or those of another where a mask has ones: one instruction, for which the compiler
+// would use two.
 template <unsigned mask> inline __device__ unsigned with_bits_of(unsigned word, unsigned other)
 {
 #ifdef HOSTCUDA
@@ -57,8 +57,8 @@ template <unsigned mask> inline __device__ unsigned with_bits_of(unsigned word, 
 #endif
 }
 
-// Turns a matrix of bits, a row in each lane: bit i of lane k becomes bit k of lane i. Rows are rotated until
-// each bit comes from the lane as far on as its number says, which it does in five steps; then back.
+// Transposes a matrix of bits with a row in each lane: bit i of lane k becomes bit k of lane i. Rows are
+// rotated so that each bit comes from the lane as far on as its number says, in five steps, and then back.
 inline __device__ unsigned transposed(unsigned word)
 {
     const int lane = threadIdx.x; // modulo 32, as shuffles and rotations take it
@@ -73,7 +73,7 @@ inline __device__ unsigned transposed(unsigned word)
     return __funnelshift_l(word, word, lane);
 }
 
-// Clears the highest bit of a word, and gives its number: -1 where there is none.
+// Clears the highest bit of a word and returns its number, -1 if there is none.
 inline __device__ int take_highest(unsigned& word)
 {
 #ifdef HOSTCUDA
@@ -88,7 +88,7 @@ inline __device__ int take_highest(unsigned& word)
     return number;
 }
 
-// The lanes' notes, the lowest in the last lane.
+// The lanes' notes, sorted: the lowest in the last lane.
 inline __device__ Note in_order(Note number)
 {
     const Note before = __shfl_down_sync(~0u, number, 1);
@@ -104,7 +104,7 @@ inline __device__ Note in_order(Note number)
     return number;
 }
 
-// A part of a list: a lane's block.
+// A lane's block in a part of a list.
 struct Chunk {
     unsigned rows;         // that it covers
     Offset first, columns; // where those that it covers begin and end
@@ -178,7 +178,7 @@ template <int rows> struct Pixels {
     unsigned bit[rows];                                                 // of the row's number, or none
     int number[rows];                                                   // zero where there is none
 
-    // The lowest of the rows that are left, which they are no more.
+    // Takes the lowest of the rows that are left.
     __device__ Pixels(unsigned& left)
     {
 #pragma unroll
@@ -190,7 +190,7 @@ template <int rows> struct Pixels {
         }
     }
 
-    // From a tile's first row on.
+    // The distance along an axis from a tile's first row.
     __device__ Offset along(int row, int axis, const BinParameters& p) const
     {
         if (one_axis)
@@ -202,7 +202,7 @@ template <int rows> struct Pixels {
         return axis == last || axis < fixed ? 0 : axis == fixed ? rest : p.by_side[axis].split(rest);
     }
 
-    // A row's distance from a tile's first one.
+    // A row's offset from a tile's first row.
     __device__ auto offset(int row, const Offset (&stride)[rank], const BinParameters& p) const
     {
         if constexpr (known) {
@@ -219,7 +219,7 @@ template <int rows> struct Pixels {
         }
     }
 
-    // The blocks of a chunk that cover each.
+    // The blocks of a chunk that cover each row.
     __device__ void cover(unsigned (&covering)[rows], const Chunk& chunk) const
     {
 #pragma unroll
@@ -229,7 +229,7 @@ template <int rows> struct Pixels {
     }
 };
 
-// Where a lane's column of the tile's first row is.
+// The addresses of a lane's column in the tile's first row.
 struct Column {
     Result* image[planes];
     Weight* weight;
@@ -259,7 +259,7 @@ template <int rows> struct Left {
     }
 };
 
-// What a lane's pixels get of their next blocks.
+// The elements of the next block of each of a lane's pixels, and their weights.
 template <int rows> struct Layer {
     Scalar elements[planes][rows];
     bool covered[rows];
@@ -309,7 +309,7 @@ template <int rows> struct Sums {
     Weight weights[rows] = {}; // compiled only where they are asked for
     bool touched[rows] = {};
 
-    // Start those that are covered for the first time with what is there.
+    // Loads the old values of pixels that are covered for the first time.
     __device__ void start(const unsigned (&covering)[rows], const Pixels<rows>& pixels, const Column& column,
                           const BinParameters& p)
     {
@@ -346,7 +346,7 @@ template <int rows> struct Sums {
                                                               layer.covered[row]));
     }
 
-    // Two layers have their loads in flight where there are as many, and registers for them: bytes take more.
+    // Two layers have their loads in flight if there are two, and registers for them: bytes take more.
     __device__ void add_blocks(const unsigned (&covering)[rows], const Listed& list,
                                const Pixels<rows>& pixels, const Column& column, const Weights& window,
                                const BinParameters& p)

@@ -1,11 +1,12 @@
-// add_blocks driven by its output: a thread block owns a tile of pixels and looks for the blocks that meet it.
+// add_blocks driven by its output: a thread block owns a tile of pixels and finds the blocks that intersect
+// it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
 //   image      (batch, channels, *size), any strides             read where a warp meets a block, and written
 //                                                                once where a block covers it
 //   positions  (count, axes)                                     read by every tile
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
-//   weight_out sums of weights (*size), where they are asked for  read and written as the image
+//   weight_out sums of weights (*size), if requested             read and written as the image
 //
 // The threads test some hundred blocks at a time and put those that meet the tile into a list, in order. Then
 // each warp goes through the list. A lane has a few rows of one column in some planes, and loads its elements
@@ -13,8 +14,8 @@
 // order of the blocks, without atomics. The kernel is one function: list and sums take turns at the same
 // barriers, and share what a thread knows of its pixels.
 //
-// Tiles are small, so that many are in work at a time and one that many blocks meet is soon done. The tests
-// grow with tiles times blocks: little beside the sums while a block has hundreds of pixels.
+// Tiles are small, so that many are in progress and none with many blocks takes long. The number of tests is
+// tiles times blocks: little work beside the sums if a block has hundreds of pixels.
 #define L2_FETCH ".L2::128B"
 #include "positions.cuh"
 
@@ -53,7 +54,7 @@ struct Pixels {
     unsigned exist; // bits of rows
 };
 
-// What a thread adds of a block.
+// A thread's elements of a block, with their weights.
 struct Layer {
     unsigned covered; // bits of rows
     Scalar elements[planes][thread_rows];

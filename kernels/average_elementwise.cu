@@ -14,7 +14,7 @@ struct Parameters {
     Offset items; // elements of the array
     Offset numerator_stride[rank], result_stride[rank];
     Divisor by_extent[rank];
-    Divisor by_weights; // of which there are so many
+    Divisor by_weights; // by their number
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,10 +1,10 @@
-// Where blocks of the batch go in space: what the batch_to_space kernels share.
+// Shared by the batch_to_space kernels: where blocks of the batch go in space.
 //
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, any strides
 //
 // Along every axis, pixel e of an image is phase (e + crop) % block of block number (e + crop) / block.
-// Elements are moved, never computed with: Scalar is the unsigned integer of their size.
+// Elements are copied without arithmetic: Scalar is the unsigned integer of their size.
 //
 // A thread serves one place of up to planes_per_thread planes (images and the unsplit axes merged with them),
 // so that they share the index arithmetic.

@@ -1,18 +1,17 @@
-// batch_to_space into contiguous space: one thread takes a piece of a row, and its warp stores theirs as one
+// batch_to_space into contiguous space: one thread has a piece of a row, and a warp stores its pieces as one
 // run of bytes.
 //
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, contiguous
 //
-// A piece is BLOCKS blocks of the last axis, each of which has PHASES pixels; or as many pixels as a part of
-// a block has, PHASES, which begin anywhere in one and may end in the next. What is left of a row may be
-// shorter. A thread loads a line for each phase, in words of LOADED elements, and puts its piece together in
-// words of 4 bytes: where in the lines each byte is, is known as this is compiled. They go through the warp's
-// tile in shared memory, in which the run lies as it shall in space. With LOADED_ANYWHERE, lines begin
-// anywhere in their words; with WHOLE, pieces are whole words of 16 bytes, and none is shorter. No warp waits
-// for another.
+// A piece is BLOCKS blocks of the last axis with PHASES pixels each, or PHASES pixels that begin anywhere
+// in a block and may end in the next one. The last piece of a row may be shorter. A thread loads a line for
+// each phase, in words of LOADED elements, and assembles its piece in words of 4 bytes: the place of each
+// byte in the lines is known at compile time. The words go through the warp's tile in shared memory, which
+// has the run as space will have it. With LOADED_ANYWHERE, lines begin anywhere in their words. With WHOLE,
+// all pieces are whole words of 16 bytes. No warp waits for another.
 //
-// Wins where blocks of narrow elements are no word that a thread of the interleaving kernel could store.
+// Wins for narrow elements, which batch_to_space_index_map would store one at a time.
 #define L2_FETCH ".L2::128B"
 #include "batch_to_space.cuh"
 #include "packing.cuh"

@@ -1,17 +1,18 @@
-// A counting sort: for each tile of an image, the blocks that meet it.
+// A counting sort: for each tile of an image, the blocks that intersect it.
 //
 //   positions  (count, axes)                read by bins_note, and by bins_list where tiles are crowded
 //   scratch    what is noted (see bins.cuh)  read and written, its Bins zeros at first
 //
-// Four kernels run one after another on a stream. bins_note counts the blocks that meet each tile, and notes
-// the first of them that come by; where more come, it lists the tile as crowded. Then bins_reserve gives each
-// crowded tile a place in the lists, bins_list puts all blocks that meet it there, and bins_order puts them
-// in order. A thread has a few blocks in bins_note, with the loads of all their positions in flight, and then
-// the counters of all the tiles that they meet; in bins_reserve it has crowded tiles, in bins_list blocks; in
-// bins_order a warp has crowded tiles, or a block of threads those that are met by very many blocks. Which
-// place in the lists a tile has, and the order of what is noted, change from run to run; what is in it does
-// not. In bins_order each block of a list is compared with all of them; where they are very many, they are
-// marked in shared memory instead, and the marks are listed. Leading axes without a position have no tiles.
+// Four kernels run one after another on a stream. bins_note counts the blocks of each tile and notes the
+// first of them; it lists a tile with more blocks as crowded. bins_reserve gives each crowded tile a place
+// in the lists, bins_list puts all its blocks there, and bins_order sorts them.
+//
+// In bins_note a thread has a few blocks, with the loads of all their positions in flight, and then the
+// counters of all their tiles. In bins_reserve it has crowded tiles, in bins_list blocks. In bins_order a
+// warp has crowded tiles, and a thread block those with very many blocks. Blocks of a list are compared
+// with each other; very many are marked in shared memory instead, and the marks are listed. A tile's place
+// in the lists and the order of notes change from run to run, the contents of lists do not. Leading axes
+// without a position have no tiles.
 #include "bins.cuh"
 
 constexpr int at_once = AT_ONCE;
@@ -25,8 +26,8 @@ inline __device__ Offset crowded_tiles(const BinParameters& p)
 {
     return lists_at(true, p) + p.entries;
 }
-// Counts one where the guard holds, and gives the number before, else -1. A thread waits for none before it
-// asks for the next.
+// Increments a counter if the guard holds and returns its previous value, else -1. A thread does not wait for
+// one counter before it asks for the next.
 inline __device__ Offset count_if(Offset* counter, bool guard)
 {
 #ifdef HOSTCUDA
@@ -137,7 +138,7 @@ struct Meetings {
                    Note(end[axis - fixed] - (at[axis - fixed] << p.by_side[axis].shift));
         return note;
     }
-    // What a corner's note has less than the first one's.
+    // By how much a corner's note is less than the first one's.
     static __device__ Note less(int corner, const BinParameters& p)
     {
         const Note rows = Note(p.by_side[rank - paired].divisor) << p.by_reach[last].shift;

@@ -1,16 +1,15 @@
-// The blocks that meet each tile of an image, in scratch memory, where bins.cu puts them:
+// The blocks that intersect each tile of an image, in scratch memory, where bins.cu puts them:
 //
-//   Bin[bins + 1]       of each tile, how many blocks meet it, and where its list ends if it is crowded; the
+//   Bin[bins + 1]       per tile, the number of its blocks, and where its list ends if it is crowded; the
 //                       last one counts entries of lists, and crowded tiles
-//   Note[bins][noted]   of each tile, the first blocks that threads came by with
-//   Offset[2][entries]  of each crowded tile, which more blocks meet, a list of all of them: first as threads
-//                       came by, then in order
+//   Note[bins][noted]   per tile, the blocks that were noted first
+//   Offset[2][entries]  per crowded tile, which has more blocks, a list of all: in any order, then sorted
 //   Offset[]            the numbers of the crowded tiles
 #pragma once
 #include "positions.cuh"
 
-// A block that meets a tile: its number, and then along each axis how far its last pixel is from the tile's
-// first, by as many bits as by_reach says. Notes have the order of their blocks.
+// A block that intersects a tile: its number, then along each axis the distance of its last pixel from the
+// tile's first, in as many bits as by_reach says. Notes sort as their blocks do.
 using Note = NOTE;
 constexpr int noted = 32;
 
@@ -27,7 +26,7 @@ struct alignas(2 * sizeof(Offset)) Bin {
     Offset end;   // of its list, where it is crowded
 };
 
-// Offsets from the scratch memory's begin on: what is noted of a tile begins at a multiple of `noted`.
+// Offsets in the scratch memory: the notes of a tile begin at a multiple of `noted`.
 inline __device__ Offset notes_at(Offset number, const BinParameters& p)
 {
     constexpr int offsets = sizeof(Note) / sizeof(Offset);

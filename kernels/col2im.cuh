@@ -1,5 +1,5 @@
-// What the col2im kernels share: the tap pattern, which is compiled in, and the parameters, which are not.
-// What is fused into the sums is in fusion.cuh.
+// Shared by the col2im kernels: the tap pattern, which is compiled in, and the parameters, which are not.
+// fusion.cuh has the arithmetic that is fused into the sums.
 //
 // Tap k of block b lands on pixel b * stride + k * dilation - pad of each axis. The taps that land on one
 // pixel of an axis are tap_step apart and their blocks block_step, so that they are found without a search.
@@ -18,7 +18,7 @@ __device__ constexpr Offset greatest_common_divisor(Offset a, Offset b)
     return b == 0 ? a : greatest_common_divisor(b, a % b);
 }
 
-// The x in [0, modulus) with number * x = 1 modulo modulus, where they have no common divisor.
+// The x in [0, modulus) with number * x = 1 modulo modulus; they have no common divisor.
 __device__ constexpr Offset modular_inverse(Offset number, Offset modulus)
 {
     Offset inverse = 0, next = 1, remainder = modulus, next_remainder = number % modulus;
@@ -33,7 +33,7 @@ __device__ constexpr Offset modular_inverse(Offset number, Offset modulus)
     return modulus == 1 ? 0 : inverse < 0 ? inverse + modulus : inverse;
 }
 
-// How the taps of an axis that land on one pixel follow each other.
+// The distances of the taps of an axis that land on the same pixel.
 template <int axis> struct Pattern {
     static constexpr Offset common = greatest_common_divisor(stride[axis], dilation[axis]);
     static constexpr Offset tap_step = stride[axis] / common;
@@ -58,7 +58,7 @@ struct Parameters {
     Divisor by_channels;          // groups of them
 };
 
-// What a thread owns: a place along each axis, in each of some planes that follow each other.
+// What a thread owns: a place along each axis, in each of some adjacent planes.
 template <int planes> struct Place {
     Offset batch, channel;
     Offset along[rank];
@@ -103,7 +103,7 @@ struct Taps {
         return at<axis>(pixel + p.pad[axis], 0, p);
     }
 
-    // Of a pixel at a place behind the begin of a block, which is never negative: that takes fewer
+    // The same for a pixel by its place after the begin of a block, which is not negative: that takes fewer
     // instructions.
     template <int axis>
     static __device__ Taps at(UnsignedOffset place, Offset first_block, const Parameters& p)
@@ -117,7 +117,7 @@ struct Taps {
                 common == 1 || place % common == 0};
     }
 
-    // Whether the number-th of them is one of the kernel's.
+    // Whether the number-th tap is in the kernel.
     template <int axis> __device__ bool in_kernel(Offset number) const
     {
         using pattern = Pattern<axis>;
@@ -125,20 +125,20 @@ struct Taps {
                (kernel[axis] % pattern::tap_step == 0 || tap + number * pattern::tap_step < kernel[axis]);
     }
 
-    // Whether it is one of an existing block's too.
+    // Whether its block exists, too.
     template <int axis> __device__ bool exists(Offset number, const Parameters& p) const
     {
         return in_kernel<axis>(number) && within(block - number * Pattern<axis>::block_step, p.blocks[axis]);
     }
 };
 
-// Registers that the unrolled loads of a thread fill at most; beyond, taps of the outer axes are a loop.
+// Most registers for the unrolled loads of a thread; beyond, taps of the outer axes are a loop.
 constexpr int unrolled_registers = 112;
 constexpr int looped_loads = 32; // that the body of such a loop has at least
 constexpr int element_registers = sizeof(Scalar) <= 4 ? 1 : sizeof(Scalar) / 4;
 
-// How many leading axes up to this one have their taps in a loop, where each tap of all of them fills so many
-// registers.
+// The number of leading axes, up to this one, whose taps are a loop, if each tap of all axes needs
+// `registers` registers.
 template <int axis>
 __device__ constexpr int looped_axes(Offset registers, Offset unrolled = unrolled_registers)
 {

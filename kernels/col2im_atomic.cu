@@ -4,10 +4,10 @@
 //   image    (batch, channels, *size), any strides             zeroed before the launch, or not; added to
 //   window   (*kernel), or an array per axis, or null          read, once per element of the columns
 //
-// The order of addition is the hardware's: the same bits each time for integers and bool only. The hardware's
-// additions in memory flush denormals of float32.
+// The order of addition is the hardware's, so only sums of integers and bool are bitwise reproducible. Atomic
+// additions flush denormals of float32.
 //
-// Wins where the pixels of all planes are too few to fill the device with a thread each, and the order of
+// Wins if the pixels of all planes are too few to fill the device with one thread each, and the order of
 // addition does not matter.
 #include "atomic.cuh"
 #include "col2im.cuh"

@@ -7,20 +7,21 @@
 //
 // Threads are numbered in one of two ways, which share all else.
 //
-// `pixels`: by the pixels of a row, or its words of them, then by rows. Neighbours read neighbouring taps of a
-// block, or, of a small stride, neighbouring blocks. Where taps follow each other in memory and words of
-// pixels get words of them, all of which exist or none, they are loaded and stored so.
+// `pixels`: by the pixels of a row, or by words of pixels, then by rows. Neighbours read neighbouring taps
+// of a block or, with a small stride, neighbouring blocks. Words are loaded and stored if taps are
+// contiguous and each word of pixels gets words of taps that exist as a whole.
 //
-// `parts`: by the cells of a plane, each a stride's worth of pixels, whatever their rows, then by their parts
-// and by phases of the other axes, their places in a cell. Cells begin where blocks do, so that their pixels
-// have taps of the same blocks. Neighbours read neighbouring blocks of one tap, whatever the stride, and a
-// warp passes its pixels through shared memory, so that neighbouring lanes store neighbouring words.
+// `parts`: by the cells of a plane, each a stride's worth of pixels in any row, then by the parts of a
+// cell, and by the phases of the other axes, which are places in a cell. Cells begin where blocks do, so
+// their pixels have taps of the same blocks. Neighbours read neighbouring blocks of one tap, whatever the
+// stride, and a warp passes its pixels through shared memory, so that neighbouring lanes store neighbouring
+// words.
 //
-// Planes come last: those of a thread share the index arithmetic and have more loads in flight. Taps are added
-// in lexicographic order. No atomics and no zero fill.
+// Planes come last: those of a thread share the index arithmetic and have more loads in flight. Taps are
+// added in lexicographic order. No atomics and no zero fill.
 //
-// Pixels win where the taps of a block lie closer in memory than its blocks, and where blocks are a pixel
-// apart; parts elsewhere.
+// Pixels win if the taps of a block lie closer in memory than its blocks, or if blocks are one pixel apart;
+// otherwise parts win.
 #define L2_FETCH ".L2::128B"
 #include "col2im.cuh"
 #include "fusion.cuh"
@@ -45,8 +46,9 @@ template <int planes>
 constexpr int together = row_taps <= most_together<planes>() ? row_taps : most_together<planes>();
 template <int planes> constexpr Offset loads = together<planes> * part * planes;
 
-// The outer axes whose taps are a loop: those of as many rows as have room are loaded together. A loop skips
-// rows without taps. Pixels' windows need some of the registers, and their rows that have no room all.
+// The outer axes whose taps are a loop; as many rows of taps as have room are loaded together. A loop skips
+// rows without taps. With `pixels`, all are a loop if a row has no room, or if some are and there is a
+// window.
 template <int planes> __device__ constexpr int looped()
 {
     constexpr int without_room = looped_axes<last - 1>(loads<planes> * element_registers,
@@ -88,7 +90,7 @@ struct PartTaps {
         }
     }
     __device__ Offset tap(int i, Offset number) const { return of[i].tap + number * Pattern<last>::tap_step; }
-    // No `&&`, of which the compiler would make branches around loads.
+    // No `&&`, for which the compiler would branch around loads.
     __device__ bool exists(int i, Offset number, const Parameters& p) const
     {
         const int like = alike ? 0 : i;
@@ -106,20 +108,20 @@ struct PartTaps {
     }
 };
 
-// Where a lane's part is in the image, which of its pixels are, and in how many planes.
+// Where a lane's part is in the image, which of its pixels exist, and in how many planes.
 struct alignas(16) Run {
     Result* first;
     short begin, end;
     int planes;
 };
 
-// What a warp's parts pass on their way to memory.
+// Shared memory that a warp's parts pass on their way to the image.
 template <int planes> struct alignas(16) Tile {
     Result pixels[planes][33 * part];
     Run runs[32];
 };
 
-// The sums of neighbouring pixels, with what is added to, as a word to be stored at an address.
+// The sums of neighbouring pixels, plus old pixels if it accumulates, as a word to store at an address.
 template <int word> __device__ auto word_of(const Accumulator* sums, const Result* address, bool exists)
 {
     OldPixel old[word];
@@ -131,8 +133,8 @@ template <int word> __device__ auto word_of(const Accumulator* sums, const Resul
     return bit_cast<Word<word * sizeof(Result)>>(pixels);
 }
 
-// Stores a part of each lane, `word` pixels at once: more than one only where the image has such words, of
-// which a cell then is a whole number. A word of pixels is stored where it is.
+// Stores a part of each lane, `word` pixels at once: more than one only if the image has such words and cells
+// are whole words. With `pixels`, a lane stores its own word.
 template <int word, int planes>
 __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulator (&sums)[planes][part],
                             const GatherParameters& p)
@@ -187,7 +189,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     const Offset thread = grid_index();
     if (of_pixels && thread >= p.items)
         return;
-    bool live = of_pixels || thread < p.items; // others do the last one's work over and store nothing
+    bool live = of_pixels || thread < p.items; // others repeat the last one's work and store nothing
     Offset item = live ? thread : p.items - 1;
     Offset cell[rank], pixel[rank], in_plane = 0;
 #pragma unroll
@@ -240,7 +242,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                 denominators[i].from_axes(factors, i);
         }
     };
-    // First where they share the last axis's conditions with the loads; else the sums need the registers.
+    // Before the sums if both use the last axis's conditions; else after them, because sums need registers.
     if constexpr (of_pixels)
         find_denominators();
 
@@ -321,7 +323,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
         gather<planes, word, false>(columns, image, window, tile, p);
 }
 
-// Threads of a multiprocessor whose registers there are: fewer where much is fused, elements are wide, or
+// Threads per multiprocessor for which there are registers: fewer if much is fused, elements are wide, or
 // pixels of other than four bytes would spill.
 constexpr int few_threads = !of_pixels && windowed && sizeof(Scalar) > 4 ? 384 : 512;
 constexpr bool many = of_pixels && !fuses && part == 1 && sizeof(Scalar) == 4;

@@ -5,21 +5,21 @@
 //   image    (batch, channels, *size), any strides                           written, each element once
 //   window   (*kernel), or an array per axis, or null                        read, once per tap and pixel
 //
-// A thread block owns ROWS rows of THREADS pixels, a thread one pixel of each. The taps of the outer axes are
-// visited one by one, in lexicographic order. With several rows these are the axes but the last two: along the
-// second last one the blocks that reach the rows are visited from the last to the first, so that each row meets
-// its taps in order. Of every block that then reaches the pixels along the last axis the threads bring a piece
-// to shared memory: TAPS taps of one row, or those of ROWS rows, which lie one after another, so that memory is
-// read in long pieces. LANES threads share a piece, neighbours load words of VECTOR elements that follow each
-// other, and all words of a tile are in flight together. Then each thread adds the taps that land on its
-// pixels, which are in lexicographic order too. What does not exist is zero in a tile.
+// A thread block owns ROWS rows of THREADS pixels, a thread one pixel of each row. The taps of the outer
+// axes are visited one by one, in lexicographic order. With several rows these are the axes before the last
+// two: along the second last axis, the blocks that reach the rows are visited from last to first, so that
+// each row gets its taps in order. The threads load a piece of every block that reaches the pixels along
+// the last axis into shared memory: TAPS taps of one row, or those of ROWS contiguous rows, so that memory
+// is read in long pieces. LANES threads share a piece, neighbours load neighbouring words of VECTOR
+// elements, and all words of a tile are in flight together. Then each thread adds the taps that land on its
+// pixels, in lexicographic order too. Taps that do not exist are zero in a tile.
 //
-// Of two TILES one is filled while some threads still read the other, so that each takes one barrier; where
-// there is room for one alone, it takes two. Pieces are PITCH elements apart in it, an odd multiple of what
-// neighbouring lanes read of one, so that lanes meet in no bank. No atomics and no zero fill.
+// With two TILES, one is filled while some threads still read the other, so a tile takes one barrier; a
+// single tile takes two. Pieces are PITCH elements apart in a tile, an odd multiple of what neighbouring
+// lanes read of one, so lanes have no bank conflicts. No atomics and no zero fill.
 //
-// Wins where the taps of a block lie closer in memory than its blocks, and these overlap densely: threads
-// that load one tap of neighbouring blocks would look up a line of the cache for each element.
+// Wins if the taps of a block lie closer in memory than its blocks, and blocks overlap densely: threads that
+// load one tap of neighbouring blocks would look up a cache line for each element.
 #include "col2im.cuh"
 #include "fusion.cuh"
 
@@ -45,13 +45,13 @@ struct alignas(16) Tile {
     Scalar taps[tile_blocks * pitch];
 };
 
-// In a turn each thread brings a word: all together so many taps of so many blocks, and whole pieces after
-// some turns.
+// In a turn each thread loads a word: all together turn_taps taps of turn_blocks blocks, and whole pieces in
+// piece_turns turns.
 constexpr int turn_taps = LANES * vector, turn_blocks = THREADS / LANES;
 constexpr int piece_turns = (piece_taps + turn_taps - 1) / turn_taps;
 constexpr int turns = (tile_blocks + turn_blocks - 1) / turn_blocks * piece_turns;
 
-// How far on a thread's word is in a tile from the one that it brings in the first turn.
+// The distance in a tile of a thread's word from its word in the first turn.
 struct Turn {
     int blocks, taps;
 
@@ -67,7 +67,7 @@ struct Turn {
     }
 };
 
-// What is written to a tile at once: words are not aligned there, but elements are, and 4 bytes of narrow ones.
+// Bytes written to a tile at once: words are not aligned there, but elements are, and 4 bytes of narrow ones.
 constexpr int word_bytes = vector * int(sizeof(Scalar));
 constexpr int put_bytes = sizeof(Scalar) > 4 ? int(sizeof(Scalar)) : word_bytes < 4 ? word_bytes : 4;
 
@@ -79,7 +79,7 @@ __device__ Offset first_block_of(Offset place)
     return (place + (in_front + 1) * stride[last] - 1 - reach) / stride[last] - in_front;
 }
 
-// Fills the tile with a piece of each block from this one on: taps from this one on, which may not exist.
+// Fills the tile with a piece of each block from `first_block` on: taps from `first_tap` on, or zeros.
 __device__ void fill(Tile& tile, const Scalar* taps, Offset first_tap, Offset first_block,
                      const Parameters& p)
 {

@@ -1,6 +1,6 @@
-// What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
-// invariant. Most of it is a line of PTX with the C++ that stands for it on a host, told apart by dtype or
-// width: read as one table, so it is one file.
+// Shared by all kernels: element types, exact addition, guarded loads, wide stores, division by an invariant.
+// Most functions are a line of PTX, with its C++ equivalent on a host, for each dtype or width: they read as
+// one table, so they are one file.
 //
 // A specialisation is chosen by macros, all of which the plan defines. Five end here: SCALAR is an element in
 // memory, ACCUMULATOR the type it is summed in, RESULT what a sum is stored as, WEIGHT what it may be
@@ -112,7 +112,7 @@ template <typename Sum = Accumulator> inline __device__ Sum widen(Float16 elemen
 #endif
 }
 
-// A sum as it is stored, rounded once to nearest even where the element is narrower.
+// A sum as it is stored, rounded once to nearest even if the element is narrower.
 template <typename Sum, typename Element = Result> inline __device__ Element narrow(Sum sum)
 {
     if constexpr (same<Element, Boolean>) {
@@ -214,8 +214,8 @@ template <int bytes> using AliasedWord = Word<bytes>;
 #endif
 template <int bytes> using InRegisters = Word<(bytes < 4 ? 4 : bytes)>;
 
-// What a load brings to the L2 cache with its own sectors. A kernel whose threads read lines whole defines the
-// rest of the line: an H100 was faster then, and slower where lines are read in part.
+// What a load fetches into the L2 cache besides its own sectors. A kernel whose threads read whole lines
+// defines the rest of the line: an H100 was faster then, and slower if lines are read in part.
 #ifndef L2_FETCH
 #define L2_FETCH ""
 #endif
@@ -256,7 +256,7 @@ inline __device__ Word<bytes> load_word_if(const void* address, bool guard,
 #endif
 }
 
-// The element at an address where the guard holds, else another, zero; the address is then never touched. For
+// The element at an address if the guard holds, else `otherwise`; the address is then never touched. For
 // arrays that the kernel does not write.
 template <typename Element>
 inline __device__ Element load_if(const Element* address, bool guard, Element otherwise = Element{})
@@ -265,7 +265,7 @@ inline __device__ Element load_if(const Element* address, bool guard, Element ot
         load_word_if<sizeof(Element)>(address, guard, bit_cast<Word<sizeof(Element)>>(otherwise)));
 }
 
-// A word where the guard holds, else anything: nothing is zeroed before it is loaded.
+// A word if the guard holds, else an undefined one: it is not zeroed before the load.
 template <int bytes> inline __device__ Word<bytes> load_word_or_any(const void* address, bool guard)
 {
 #ifndef HOSTCUDA
@@ -289,7 +289,7 @@ template <int bytes> inline __device__ Word<bytes> load_word_or_any(const void* 
     return load_word_if<bytes>(address, guard);
 }
 
-// Consecutive elements, 16 bytes at most in all, as one word where the guard holds, else zero; the address is
+// Consecutive elements, at most 16 bytes in all, as one word if the guard holds, else zero; the address is
 // a multiple of its size.
 template <int count, typename Element>
 inline __device__ void load_wide_if(Element (&elements)[count], const Element* address, bool guard)
@@ -298,7 +298,7 @@ inline __device__ void load_wide_if(Element (&elements)[count], const Element* a
     memcpy(elements, &word, sizeof(elements));
 }
 
-// The same where the guard holds, else anything.
+// The same if the guard holds, else undefined elements.
 template <int count, typename Element>
 inline __device__ void load_wide(Element (&elements)[count], const Element* address, bool guard)
 {
@@ -306,8 +306,8 @@ inline __device__ void load_wide(Element (&elements)[count], const Element* addr
     memcpy(elements, &word, sizeof(elements));
 }
 
-// A word where the guard holds, else zero. The compiler leaves the load where the program has it, before a
-// barrier: it would move it to where the word is used, behind other uses, and fewer loads would be in flight.
+// A word if the guard holds, else zero. The compiler leaves the load before a barrier: otherwise it would
+// move the load to the use of the word, after other uses, and fewer loads would be in flight.
 template <int bytes> inline __device__ Word<bytes> load_word_here_if(const void* address, bool guard)
 {
 #ifdef HOSTCUDA
@@ -340,13 +340,13 @@ template <int bytes> inline __device__ Word<bytes> load_word_here_if(const void*
 #endif
 }
 
-// The same for an element that this thread alone writes, later.
+// An element if the guard holds, else zero. Only this thread writes the element, later.
 template <typename Element> inline __device__ Element load_own_if(const Element* address, bool guard)
 {
     return guard ? *address : Element{};
 }
 
-// Keeps the compiler from computing an address, which is one of global memory, anew for each use.
+// Keeps the compiler from recomputing an address, which must be in global memory, for each use.
 template <typename Element> inline __device__ void keep(Element*& address)
 {
 #ifndef HOSTCUDA
@@ -357,7 +357,7 @@ template <typename Element> inline __device__ void keep(Element*& address)
 #endif
 }
 
-// The same of a number, which may be part of an address.
+// The same for a number, which may be part of an address.
 template <typename Number> inline __device__ void keep(Number& number)
 {
 #ifndef HOSTCUDA
@@ -368,8 +368,8 @@ template <typename Number> inline __device__ void keep(Number& number)
 #endif
 }
 
-// Keeps what is made of a number from being made before: in registers that it would need from
-// there on, or, of a step between addresses, in more instructions than where it is lengthened beside its use.
+// Keeps the compiler from computing what depends on a number any earlier: that would take registers from
+// there on or, for a step between addresses, more instructions than a conversion to 64 bits beside its use.
 template <typename Number> inline __device__ void keep_here(Number& number)
 {
 #ifndef HOSTCUDA
@@ -380,7 +380,7 @@ template <typename Number> inline __device__ void keep_here(Number& number)
 #endif
 }
 
-// The same of an address of shared memory.
+// `keep` for an address in shared memory.
 template <typename Element> inline __device__ void keep_shared(Element*& address)
 {
 #ifndef HOSTCUDA
@@ -390,8 +390,8 @@ template <typename Element> inline __device__ void keep_shared(Element*& address
 #endif
 }
 
-// One store as wide as the word, at a multiple of its size in an array: from `=` the compiler makes two
-// halves where it has them in registers.
+// One store as wide as the word, at a multiple of its size in an array: of `=` the compiler would make two
+// stores if it has halves in registers.
 template <int bytes> inline __device__ void store_word(void* address, Word<bytes> word)
 {
 #ifdef HOSTCUDA
@@ -416,7 +416,7 @@ template <typename Element> inline __device__ void store(Element* address, Eleme
     store_word<sizeof(Element)>(address, bit_cast<Word<sizeof(Element)>>(element));
 }
 
-// Store consecutive elements, 16 bytes at most in all, as one word; the address is a multiple of its size.
+// Stores consecutive elements, at most 16 bytes in all, as one word; the address is a multiple of its size.
 template <int count, typename Element>
 inline __device__ void store_wide(Element* address, const Element (&elements)[count])
 {
@@ -437,7 +437,7 @@ inline __device__ Offset grid_index()
     return Offset(blockIdx.x) * Offset(blockDim.x) + Offset(threadIdx.x);
 }
 
-// A number that is not negative, in 64 bits: a product of it takes no look at its sign.
+// A nonnegative number in 64 bits: its products need not consider a sign.
 inline __device__ long long lengthened(Offset number)
 {
     return static_cast<long long>(UnsignedOffset(number));

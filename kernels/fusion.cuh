@@ -1,16 +1,16 @@
-// What col2im fuses into its sums: a window's weights, an average's division and the image that is added to.
+// Arithmetic that col2im fuses into its sums: a window's weights, an average's division, and accumulation.
 //
 //   pixel = sum of (weight * element) / denominator + old pixel
 //
-// Each of the three is compiled in. What a call does not ask for does nothing.
+// Each of the three is compiled in only if a call requests it.
 //
 //   reduction      denominator of a pixel
 //   sum            none
 //   mean           the weights of the taps that land on it, added up; without a window the number of the taps
 //   least_squares  the squares of these weights, added up; without a window the number of the taps
 //
-// The weights of an average are at least 2^-96 in magnitude unless they are zero: those of an axis a root of
-// that, and those that are squared 2^-48.
+// Nonzero weights of an average count as at least 2^-96 in magnitude: those of an axis as a root of that, and
+// those that are squared as 2^-48.
 #pragma once
 #include "col2im.cuh"
 #include "window.cuh"
@@ -23,9 +23,9 @@ constexpr bool fuses = windowed || averages || accumulates;
 
 // ---- a window's weights ------------------------------------------------------------------------
 
-constexpr int unweighted = rank - Weights::count; // axes in front for which a separable window has no weights
+constexpr int unweighted = rank - Weights::count; // leading axes without weights in a separable window
 
-// A weight that was loaded, and the product of two, as they count.
+// A loaded weight, and the product of two weights, as averages count them.
 constexpr bool squares = reduction == Reduction::least_squares;
 constexpr int least_exponent = squares ? 48 : 96 / Weights::count;
 inline __device__ Weight counted(Weight weight)
@@ -43,15 +43,15 @@ inline __device__ Weight joined(Weight product, Weight weight)
         return multiply(product, weight);
 }
 
-// The weight of a tap, as far as its axes are known: the product of their weights, or the tap's number in the
-// window. No weight is read of a tap that does not exist, and the product is zero then: the weights of its
-// other axes must not count, for an infinite one times zero is not zero.
+// The weight of a tap, as far as its axes are known: the product of their weights, or the tap's number in
+// the window. If the tap does not exist, no weight is read and the product is zero: weights of other axes
+// must not count, because infinity times zero is not zero.
 struct TapWeight {
     const Weights* window;
     Weight product;
     Offset number;
 
-    // Of the tap at this number along one more axis.
+    // The same with one more axis, along which the tap has this number.
     template <int axis> __device__ TapWeight along(Offset tap, bool exists) const
     {
         if constexpr (!separable) {
@@ -64,21 +64,21 @@ struct TapWeight {
         }
     }
 
-    // Where all axes are known.
+    // The weight, if all axes are known.
     __device__ Weight value(bool exists) const
     {
         return separable || !windowed ? product : counted(load_if(window->last() + number, exists));
     }
 
-    // Where all axes but the last are known.
+    // The weight, if all axes but the last are known.
     __device__ Weight value_of(Offset row_tap, bool exists) const
     {
         return along<last>(row_tap, exists).value(exists);
     }
 };
 
-// The weights of consecutive taps of a row, which all exist or none. Where the window is aligned, `first` is
-// a multiple of their bytes, or of 16.
+// The weights of consecutive taps of a row, which all exist or none. If the window is aligned, `first` is a
+// multiple of their bytes, or of 16.
 template <bool aligned, int taps>
 __device__ void load_weights(Weight (&weights)[taps], const Weight* first, bool exists)
 {
@@ -94,15 +94,15 @@ __device__ void load_weights(Weight (&weights)[taps], const Weight* first, bool 
     }
 }
 
-// Whether words of so many weights are aligned in the last axis's array, or in the one for all.
+// Whether words of `taps` weights are aligned in the last axis's array, or in the array for all axes.
 template <int taps> __device__ bool aligned_weights(const Weights& window)
 {
     return reinterpret_cast<unsigned long long>(window.last()) % (taps * sizeof(Weight)) == 0;
 }
 
-// The weights of as many taps of a row, known by the first, as a thread adds at once.
+// The weights of the taps of a row that a thread adds at once.
 template <int taps, bool aligned> struct RowWeights {
-    Weight of_axis[taps]; // of the last one where each has its own, zero where the taps do not exist
+    Weight of_axis[taps]; // separable: of the last axis, zero if the taps do not exist
 
     RowWeights() = default;
     __device__ RowWeights(const Weights& window, Offset tap, bool exists)
@@ -111,7 +111,7 @@ template <int taps, bool aligned> struct RowWeights {
             load_weights<aligned>(of_axis, window.last() + tap, exists);
     }
 
-    // In one row, known by its taps of the other axes.
+    // The weights in one row, which `outer` knows by the other axes.
     __device__ void in_row(Weight (&weights)[taps], const TapWeight& outer, Offset tap, bool exists) const
     {
         if constexpr (separable) {
@@ -129,16 +129,16 @@ template <int taps, bool aligned> struct RowWeights {
 
 // ---- an average's denominators -----------------------------------------------------------------
 
-// A denominator is summed up tap by tap where every tap has a weight of its own, or a square. Else it is a
-// product of factors, one per axis: the number of its taps that land on the pixel, or the sum of their
-// weights. Of a single axis both are the same sum.
+// A denominator is summed tap by tap if every tap has its own weight, or a square. Otherwise it is a
+// product of one factor per axis: the number of its taps that land on the pixel, or the sum of their
+// weights. For a single axis both are the same sum.
 constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1 || squares);
 constexpr bool divides_by_axes = averages && !divides_by_taps;
 
 // An axis's factor of a denominator, with weights or without.
 template <bool weighted> struct FactorOf {
     Either<weighted, Weight, Offset> sum; // of weights, or of the taps
-    bool covers; // whether a tap landed: what no tap landed on stays zero beside an infinite sum
+    bool covers; // whether a tap landed: else pixels stay zero beside an infinite sum
 
     __device__ FactorOf times(FactorOf other) const
     {
@@ -148,7 +148,7 @@ template <bool weighted> struct FactorOf {
         else
             return {sum * other.sum, both};
     }
-    // With one more tap of the axis, where that exists.
+    // With one more tap of the axis, if it exists.
     __device__ FactorOf with_weight(Weight weight, bool exists) const
     {
         if constexpr (weighted)
@@ -196,7 +196,7 @@ __device__ Factor outer_factor(const Taps (&taps)[rank], const Weights& window, 
                                       join<axis>(before, factor_of<axis>(taps[axis], window, p)));
 }
 
-// The factors of pixels of one row, to which a kernel hands out the taps of the last axis.
+// The factors of pixels of one row; a kernel adds the taps of the last axis.
 template <int pixels> struct RowFactors {
     const Weights& window;
     Factor outer;
@@ -230,8 +230,8 @@ template <int pixels> struct RowFactors {
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
 };
 
-// What the sum of one pixel is divided by. A kernel calls add_tap for each tap that may land on the pixel,
-// with zero where the tap does not exist, and then from_axes once.
+// The divisor of one pixel's sum. A kernel calls add_tap for each tap that may land on the pixel, with zero
+// if the tap does not exist, and then from_axes once.
 struct Denominator {
     Weight value = 0;
 
@@ -245,7 +245,7 @@ struct Denominator {
         if constexpr (divides_by_axes)
             value = Weight(factors.product(pixel).sum);
     }
-    // The average, which is zero where the denominator is below the smallest normal number.
+    // The average, which is zero if the denominator is below the smallest normal number.
     template <typename Number> __device__ Number finish(Number sum) const
     {
         if constexpr (averages)

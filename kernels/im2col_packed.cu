@@ -1,20 +1,20 @@
-// im2col into columns in which all taps of a block, then all blocks, then all planes follow each other: one
-// thread takes a few neighbouring blocks, and its warp stores theirs as one run of bytes.
+// im2col into contiguous columns in which the taps of a block are adjacent: one thread has a few neighbouring
+// blocks, and a warp stores its blocks as one run of bytes.
 //
 //   image    (batch, channels, *size)                read, contiguous along the last axis
 //   columns  (batch, channels, *blocks, *kernel)  each element written once, contiguous
 //   window   weights of the taps, always null        not read
 //
-// Tap k of the block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. A thread has BLOCKS blocks of a row, or what is left of it. It loads the pixels under them
-// once, a line for each row of taps, in words of LOADED pixels, the first of which begins PIXELS_BEFORE
-// pixels before tap 0. It puts its blocks together in words of 4 bytes: where in the lines each byte is, is
-// known as this is compiled. Where in a word its blocks begin is not, so words are shifted on their way into
-// the warp's tile in shared memory, in which the run lies as it shall in the columns. The warp stores it from
-// there, in words of 16 bytes but for its ends. No warp waits for another. Elements, of 4 bytes at most, are
-// moved, not computed with: Scalar is the unsigned integer of their size.
+// Tap k of the block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
+// A thread has BLOCKS blocks of a row, or what is left of it. It loads the pixels under them once, a line
+// for each row of taps, in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels before
+// tap 0. It assembles its blocks in words of 4 bytes: the place of each byte in the lines is known at
+// compile time. Where in a word its blocks begin is not, so words are shifted on their way into the warp's
+// tile in shared memory, which has the run as the columns will have it. The warp stores it from there, in
+// words of 16 bytes except at its ends. No warp waits for another. Elements, of 4 bytes at most, are copied
+// without arithmetic: Scalar is the unsigned integer of their size.
 //
-// Wins where rows of taps are not whole words, and a thread of im2col_taps stores element by element.
+// Wins if rows of taps are not whole words, so that a thread of im2col_taps would store element by element.
 #define L2_FETCH ".L2::128B"
 #include "packing.cuh"
 #include "sliding.cuh"
@@ -24,7 +24,7 @@ constexpr int rank = spatial_rank, last = last_axis;
 constexpr Offset stride = STRIDE, dilation = DILATION; // of the last axis
 constexpr int blocks = BLOCKS;
 constexpr int at_once = LOADED, pixels_before = PIXELS_BEFORE;
-constexpr bool padded = PADDED; // along any axis: else what a load leaves as it is goes nowhere
+constexpr bool padded = PADDED; // along any axis; else undefined loads are not used
 
 __device__ constexpr int taps_of(int axes)
 {

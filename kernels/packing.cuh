@@ -1,12 +1,12 @@
-// How the threads of a warp put what they hold together as one run of bytes in a tile of shared memory, and
-// how the warp stores it in words of 16 bytes.
+// How the threads of a warp assemble one run of bytes in a tile of shared memory, and how the warp stores
+// it in words of 16 bytes.
 //
-// A thread holds lines of words of 4 bytes. A Layout says where in them each byte of its piece of the run is,
-// known as this is compiled:
+// A thread holds lines of words of 4 bytes. A Layout says at compile time where in them each byte of the
+// thread's piece of the run is:
 //
 //   Line         a struct with an array `word` of unsigned
 //   lines        how many
-//   words        of 4 bytes in a whole piece; what is left of one may be shorter
+//   words        of 4 bytes in a whole piece; the last piece may be shorter
 //   source_of    a byte of the piece: its line, its word in that and its byte in that
 #pragma once
 #include "common.cuh"
@@ -27,8 +27,8 @@ inline __device__ constexpr bool are_in_one_word(Source a, Source b)
     return a.line == b.line && a.word == b.word;
 }
 
-// A tile begins with the line of the array that its run begins in, so that what the warp stores at once is
-// whole lines, and has room for the word of 16 bytes after its end.
+// A tile begins with the line of the array in which its run begins, so that the warp stores whole lines, and
+// has room for the word of 16 bytes after its end.
 constexpr int line_bytes = 128;
 template <typename Layout> __device__ constexpr int tile_bytes = warp_size * 4 * Layout::words + line_bytes;
 
@@ -97,7 +97,7 @@ inline __device__ void pack_piece(unsigned* to, const typename Layout::Line (&li
     }
 }
 
-// The same where all threads of the warp have whole pieces, which then begin at the same byte of a word.
+// The same if all threads of the warp have whole pieces, which then begin at the same byte of a word.
 template <typename Layout>
 inline __device__ void pack_whole_piece(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
                                         unsigned shift)
@@ -116,8 +116,8 @@ inline __device__ void pack_whole_piece(unsigned* to, const typename Layout::Lin
         to[words] = __funnelshift_l(before, 0, shift);
 }
 
-// Puts the pieces of a warp's threads into its tile, from a byte to another; those of threads that have none
-// are empty.
+// Puts the pieces of a warp's threads into its tile, from byte `begin` to `end`; threads without a piece have
+// an empty one.
 template <typename Layout>
 inline __device__ void pack_pieces(unsigned char* tile, const typename Layout::Line (&lines)[Layout::lines],
                                    unsigned begin, unsigned end)
@@ -150,8 +150,8 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
                 to + i * (round_bytes / element_bytes),
                 *reinterpret_cast<const AliasedWord<stored_bytes>*>(from + i * round_bytes));
     }
-    // Half of the lanes have an element each of the word before, of which only some bytes are stored, the
-    // others of the one after.
+    // Half of the lanes have the elements of the partial word before, the other half those of the partial
+    // word after.
     const unsigned half = warp_size / 2;
     const bool is_last = lane >= half;
     const unsigned at = (is_last ? whole : first - 1) * stored_bytes + lane % half * element_bytes;
@@ -160,9 +160,8 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
         store(run + (at - begin) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
 }
 
-// The same where all pieces are whole words of 16 bytes and follow each other from such a word on. Words
-// change places within their piece, so that those which a pass over the banks serves are of different banks
-// both ways.
+// The same if all pieces are whole words of 16 bytes, one after another from such a word on. Words change
+// places within their piece, so that neither stores to the tile nor loads from it have bank conflicts.
 template <typename Layout> struct WholeRun {
     static constexpr int words = Layout::words / (stored_bytes / 4); // of a piece
     static constexpr int alike = words % 8 == 0 ? 8 : words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1;

@@ -1,9 +1,9 @@
-// What a thread of the per_block kernels of im2col and space_to_batch does: it stores what it loads.
+// Shared by the per_block kernels of im2col and space_to_batch, in which a thread stores what it loads.
 #pragma once
 #include "unfold.cuh"
 
-// How many thread blocks a multiprocessor has registers for, at least: with more the compiler spills, and
-// without a number it waits for some loads before it issues others. Weights and wide offsets take registers.
+// Thread blocks per multiprocessor in the launch bounds: with more the compiler spills, and without a bound
+// it waits for some loads before it issues others. Weights and wide offsets take registers.
 constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
 constexpr int resident = takes_more_registers ? 2 : 3;
 constexpr int planes_at_once = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2;

@@ -1,8 +1,8 @@
-// What the kernels of add_blocks and take_blocks share: where blocks lie, and their weights.
+// Shared by the kernels of add_blocks and take_blocks: where blocks lie, and their weights.
 //
 // Element t of block b belongs to pixel positions[b] + t of each axis of an image. The first FIXED axes are
-// leading axes of both arrays that a plane's number cannot count: a block spans them from end to end and has
-// no position there.
+// leading axes of both arrays that are not part of batch and channels: a block spans them from end to end and
+// has no position there.
 #pragma once
 #include "common.cuh"
 #include "window.cuh"
@@ -12,8 +12,8 @@ constexpr int last = rank - 1;
 constexpr int fixed = FIXED;
 constexpr int positioned = rank - fixed; // axes
 
-// Where sums of weights are asked for, kernels take an array (*size) for them after the window: what an
-// element of a block is multiplied with, or one, is added to its pixel there too.
+// If sums of weights are requested, kernels take an array (*size) for them after the window: the weight of an
+// element of a block, or one, is added to its pixel there too.
 #if WEIGHT_OUT
 #define WEIGHT_OUT_ARGUMENT Weight* __restrict__ weight_out,
 #else
@@ -21,7 +21,7 @@ constexpr int positioned = rank - fixed; // axes
 constexpr Weight* weight_out = nullptr;
 #endif
 constexpr bool weighs_out = WEIGHT_OUT;
-constexpr int least_exponent = 96; // of what is multiplied with then: sums are to be divided by it
+constexpr int least_exponent = 96; // of weights whose sums will divide
 
 struct Parameters {
     long long block_step, blocks_batch, blocks_channel; // strides in elements, as all below
@@ -38,7 +38,7 @@ struct Parameters {
     Divisor by_channels;        // groups of them
 };
 
-// Whether a block's extent from a position on meets pixels [begin, end), with no sum that could overflow.
+// Whether a block at a position intersects pixels [begin, end), without a sum that could overflow.
 inline __device__ bool meets(long long position, Offset block, Offset begin, Offset end)
 {
     return position < end && position > (long long)(begin)-block;
@@ -61,8 +61,8 @@ inline __device__ unsigned run_of_bits(Offset begin, Offset end)
     return bits_from(int(begin)) & ~bits_from(int(end));
 }
 
-// A bit for each of some rows, a step apart, that is in [0, extent), by where the first is. The extent is not
-// below zero.
+// A bit for each of some rows, `step` apart from `first` on, that is in [0, extent). The extent is not
+// negative.
 template <int rows, int step> inline __device__ unsigned rows_within(Offset first, Offset extent)
 {
     unsigned bits = 0;
@@ -85,8 +85,8 @@ inline __device__ bool has_bit(unsigned word, int number)
     return word & bit;
 }
 
-// What the weight of an element of a block is made of; loaded first and multiplied when it is needed, so that
-// a thread has the loads of all its elements in flight. Zeros, unread, where the element does not exist.
+// The factors of an element's weight: loaded first and multiplied when needed, so that a thread has the loads
+// of all its elements in flight. They are zero, and not read, if the element does not exist.
 struct TapWeight {
     Weight factor[separable ? positioned : 1];
 
@@ -106,7 +106,7 @@ struct TapWeight {
             factor[0] = load_if(window.last() + number, exists);
     }
 
-    // Of no use where there is no window.
+    // Not used without a window.
     __device__ Weight value() const
     {
         Weight product = !windowed ? 0 : weighs_out ? at_least<least_exponent>(factor[0]) : factor[0];
@@ -119,7 +119,7 @@ struct TapWeight {
     }
 };
 
-// What a sum of weights gets of an element.
+// The term of an element in a sum of weights.
 inline __device__ Weight weight_of(const TapWeight& weight, bool exists)
 {
     if constexpr (windowed)
@@ -128,7 +128,7 @@ inline __device__ Weight weight_of(const TapWeight& weight, bool exists)
         return Weight(exists);
 }
 
-// Numbers whose highest bit is their sign: zero has one too then.
+// Types whose highest bit is the sign, so that zero has one too.
 template <typename Number> constexpr bool has_negative_zero = false;
 template <> constexpr bool has_negative_zero<float> = true;
 template <> constexpr bool has_negative_zero<double> = true;
@@ -136,8 +136,8 @@ template <> constexpr bool has_negative_zero<Float16> = true;
 template <> constexpr bool has_negative_zero<BFloat16> = true;
 template <typename Real> constexpr bool has_negative_zero<Complex<Real>> = true;
 
-// A term, or where it is missing, and zero so far, what leaves every sum as it is: -0.0. A choice between two
-// sums instead would have the compiler branch, and wait for each load before the next.
+// A term or, if it does not exist and is zero so far, -0.0, which changes no sum. For a choice between two
+// sums the compiler would branch, and wait for each load before the next.
 template <typename Number> inline __device__ Number or_nothing(Number term, bool exists)
 {
     using Bits = Word<sizeof(Number)>;
@@ -152,14 +152,14 @@ template <typename Real> inline __device__ Complex<Real> or_nothing(Complex<Real
     return {or_nothing(term.real, exists), or_nothing(term.imaginary, exists)};
 }
 
-// An element that leaves every sum as it is, also after it was multiplied with a weight of zero.
+// An element that changes no sum, even after it was multiplied by a weight of zero.
 template <typename Element> inline __device__ Element nothing(Element)
 {
     return or_nothing(Element{}, false);
 }
 
-// An element on its way into a sum, where it exists. Integers that become floats have no negative zero of
-// their own to be missing as, and get its sign.
+// An element as a term of a sum, if it exists. Integers that become floats have no negative zero for missing
+// elements, and get its sign here.
 template <typename Element>
 inline __device__ Accumulator term_of(Element element, const TapWeight& weight, bool exists)
 {

@@ -1,4 +1,4 @@
-// Sliding blocks along SPATIAL_RANK axes: what the kernels that take them out of an image have in common.
+// Shared by the kernels that extract sliding blocks along SPATIAL_RANK axes.
 #pragma once
 #include "common.cuh"
 #include "window.cuh"
@@ -6,7 +6,7 @@
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int unweighted =
-    spatial_rank - Weights::count; // axes in front for which a separable window has none
+    spatial_rank - Weights::count; // leading axes without weights in a separable window
 
 // Tap k of block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
 struct Sliding {
@@ -17,7 +17,7 @@ struct Sliding {
     Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
 };
 
-// Of a tap, by its place along each axis and by its number.
+// The weight of a tap, by its place along each axis and by its number.
 inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[spatial_rank], Offset number,
                                    bool exists)
 {

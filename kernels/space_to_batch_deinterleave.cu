@@ -1,15 +1,15 @@
-// space_to_batch of contiguous rows: one thread loads a few blocks of a row of space out of a few images and
-// takes them apart in registers.
+// space_to_batch of contiguous rows: one thread loads a few blocks of a row of space, of a few images, and
+// deinterleaves them in registers.
 //
 //   space  (batch, *size)          read, contiguous along the last axis
 //   batch  (*block, batch, *grid)  each element written once, zero where it comes from the padding
 //
-// A word is blocks_per_word blocks of the last axis, which are loaded LOADED elements at once; rows of space
-// are whole words, so that one lies in the padding as a whole or not at all. The elements of a phase are
-// stored as one word of 16 bytes at most. Where the padding in front is not whole blocks, a word has the
-// pixels of one block, and the first of them end the block before. Wins for narrow elements, where an
-// instruction per element is too many, and where neighbouring threads would load pixels a block's width
-// apart.
+// A word is blocks_per_word blocks of the last axis, which are loaded LOADED elements at once; rows of
+// space are whole words, so that one lies in the padding as a whole or not at all. The elements of a phase
+// are stored as one word of 16 bytes at most. If the padding in front is not whole blocks, a word has as
+// many pixels as one block, and the first of them belong to the block before. Wins for narrow elements, for
+// which an instruction per element is too many, and if neighbouring threads would load pixels a block's
+// width apart.
 #include "packing.cuh"
 #include "unfold.cuh"
 
@@ -38,8 +38,8 @@ struct Phases {
     }
 };
 
-// The elements of a word, as they are taken apart: narrow ones by words of
-// 4 bytes, whose bytes are permuted, where as many are stored together.
+// The elements of a word as they are deinterleaved: narrow ones are permuted in words of 4 bytes if as many
+// are stored together.
 constexpr bool by_words = sizeof(Scalar) <= 2 && blocks_per_word * element_bytes % 4 == 0;
 using Unit = Either<by_words, unsigned, Scalar>;
 struct Elements {

@@ -3,9 +3,9 @@
 //   space  (batch, *size)          read, any strides
 //   batch  (*block, batch, *grid)  each element written once, zero where it comes from the padding
 //
-// The blocks are sliding ones whose stride is their size. Neighbouring threads stand on neighbouring blocks:
+// The blocks are sliding ones whose stride is their size. Neighbouring threads have neighbouring blocks:
 // stores are contiguous, loads are strided by the block and find the rest of their sectors in the L1 cache.
-// Where the last axis is not split, an element is as wide a word as its rows allow; where a block's rows are
+// If the last axis is not split, an element is as wide a word as its rows allow; if a block's rows are
 // aligned words, a thread loads TAPS_AT_ONCE elements of them at once.
 #include "per_block.cuh"
 

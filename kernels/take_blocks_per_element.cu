@@ -6,22 +6,22 @@
 //   window     weights of a block's elements, or null            read, once for all planes of a thread
 //
 // A thread has as many planes as it can: they share everything but their addresses, which are a step apart.
-// Where there are few, its elements are of several rows of one block too, or of several parts of a row where
-// there is one axis. Neighbouring threads have neighbouring elements of a row, so that loads and stores are
-// as long as rows are, and longer where the rows of a block follow each other. What lies outside the image is
-// zero, and never loaded, or the nearest pixel.
+// If planes are few, it also has elements of several rows of a block, or of several parts of a row if there
+// is one axis. Neighbouring threads have neighbouring elements of a row, so loads and stores are as long as
+// rows are, and longer if the rows of a block are contiguous. Outside the image, elements are zero, and not
+// loaded, or the nearest pixel.
 #include "positions.cuh"
 
 enum class Mode { constant, edge };
 constexpr bool nearest = Mode::MODE == Mode::edge; // what lies outside is the nearest pixel, else zero
 
-// A block's first pixel along an axis; no nearer than where the block lies outside of the image as a whole.
+// A block's first pixel along an axis, clipped to where the whole block lies outside the image.
 inline __device__ Offset first_pixel(long long position, int axis, const Parameters& p)
 {
     return Offset(max(-(long long)(p.block[axis]), min(position, (long long)(p.size[axis]))));
 }
 
-// The pixel that is taken for one along an axis, which may lie outside.
+// The pixel to read for a coordinate along an axis, which may lie outside.
 inline __device__ Offset taken_pixel(Offset pixel, int axis, const Parameters& p)
 {
     if constexpr (nearest)

@@ -1,11 +1,11 @@
-// Taking sliding blocks out of an image: what im2col and space_to_batch share.
+// Shared by im2col and space_to_batch: extraction of sliding blocks from an image.
 //
 //   image    (batch, planes, *size)                read, any strides
 //   columns  (batch, planes, *kernel, *blocks)  each element written once, any strides
 //
-// Tap k of block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a
-// window of weights is multiplied in is it their type.
+// Tap k of block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
+// Elements are copied without arithmetic: Scalar is the unsigned integer of their size, or their type if
+// there is a window.
 //
 // A thread serves one block of up to planes_per_thread planes, so that the planes share the index
 // arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
@@ -125,7 +125,7 @@ inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, 
 
 // ---- all planes of a thread ----------------------------------------------------------------------
 
-// What a kernel does with some of them.
+// A kernel's work on some of them.
 template <int planes>
 inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
                                      const Weights& window, const Parameters& parameters);

@@ -1,5 +1,4 @@
-// What every kernel that takes a window shares: its kind, which is compiled in, and the products with its
-// weights.
+// Shared by the kernels with a window: its kind, which is compiled in, and the products with its weights.
 #pragma once
 #include "common.cuh"
 
@@ -7,8 +6,8 @@ enum class Window { none, separable, full };
 constexpr bool windowed = Window::WINDOW != Window::none;
 constexpr bool separable = Window::WINDOW == Window::separable; // weights for each axis, to be multiplied
 
-// Where the weights are, passed by value: an array for each of the last axes of a block in a separable
-// window, else one array for the whole window, or a null.
+// Pointers to the weights, passed by value: an array for each of the last axes of a block in a separable
+// window, else one array for the whole window, or null.
 struct Weights {
     static constexpr int count = separable ? WINDOW_AXES : 1;
     const Weight* of_axis[count];
@@ -16,7 +15,7 @@ struct Weights {
     __device__ const Weight* last() const { return of_axis[count - 1]; }
 };
 
-// A weight, or zero where it must not count, by a shift that clears all its bits. `?:` would keep the
+// A weight, or zero if it must not count, by a shift that clears all its bits. `?:` would keep the
 // condition in a predicate until the weight has arrived; a thread has few predicates, and its loads would
 // wait.
 template <typename Real> inline __device__ Real or_zero(Real weight, bool counts)
@@ -34,8 +33,8 @@ template <typename Real> inline __device__ Real or_zero(Real weight, bool counts
 #endif
 }
 
-// Weights that sums are divided by: the magnitude of one that is not zero counts as 2^-exponent at least, in
-// double precision as 2^(-10 exponent), so that no product of them is lost. Integers compare as magnitudes.
+// Weights that divide sums: the magnitude of a nonzero one counts as at least 2^-exponent, in double
+// precision as 2^(-10 exponent), so that no product of them underflows. Magnitudes compare as integers.
 using WeightBits = Word<sizeof(Weight)>;
 constexpr WeightBits sign_of_weight = WeightBits(1) << (8 * sizeof(Weight) - 1);
 template <int exponent> __device__ constexpr WeightBits least_bits()
@@ -58,7 +57,7 @@ template <int exponent> inline __device__ Weight multiply_at_least(Weight a, Wei
     return counts && bits - sign < least ? bit_cast<Weight>(least | sign) : product;
 }
 
-// A number on its way into a sum.
+// A number times its weight, as a term of a sum.
 template <typename Number> inline __device__ Number weigh(Number number, Weight weight)
 {
     if constexpr (windowed)
@@ -67,7 +66,7 @@ template <typename Number> inline __device__ Number weigh(Number number, Weight 
         return number;
 }
 
-// An element that is stored, rounded once.
+// An element times its weight, rounded once for a store.
 template <typename Element> inline __device__ Element weigh_element(Element element, Weight weight)
 {
     if constexpr (windowed)
@@ -81,7 +80,7 @@ template <typename Real> __device__ constexpr Real smallest_normal()
     return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
 }
 
-// A mean of what landed, which is zero where nothing, or next to nothing, did.
+// A mean, which is zero if the divisor is below the smallest normal number.
 template <typename Number> inline __device__ Number divide_or_zero(Number sum, Weight divisor)
 {
     const bool covered = !(divisor < smallest_normal<Weight>() && divisor > -smallest_normal<Weight>());
