@@ -1,1 +1,1 @@
-"""Measures gpufold beside its peers: `python -m bench --help`."""
+"""Benchmarks of gpufold and its peers: `python -m bench --help`."""

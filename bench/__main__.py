@@ -27,19 +27,19 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
 
 QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
-"""Measuring time of a problem in one dtype."""
+"""Seconds of measurement per problem and dtype."""
 
 WIDTH = 160
-"""Of a table that goes into a file."""
+"""Width of a table that is written to a file."""
 
 NAMED: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME", "help": "problems with it in their name"}
-"""How an option is given names, one each time."""
+"""Options of an argument that may be repeated, with one name each time."""
 
 Command: TypeAlias = Callable[[argparse.Namespace, list[str], Console], int]
-"""Runs by its options and the words that they were read from; returns the exit status."""
+"""Runs a command by its options and the command line, and returns the exit status."""
 
 INTERRUPTED = 130
-"""Exit status of a run that was stopped by its user."""
+"""Exit status of a run that the user stopped."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_measuring(parser: argparse.ArgumentParser, *devices: str) -> None:
-    """Add the options of how, and how long, is measured."""
+    """Add the options of measurements."""
     parser.add_argument("--device", choices=devices, default=devices[0])
     parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
     parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options = parser.parse_args(words)
-    warnings.filterwarnings("ignore", module="cupy._environment")  # about libraries that nothing here uses
+    warnings.filterwarnings("ignore", module="cupy._environment")  # about libraries not used here
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
         run: Command = options.run
@@ -219,7 +219,7 @@ def _measure(
     words: list[str],
     console: Console,
 ) -> int:
-    """Measure what is not yet saved, print it, and where it was stopped say how to go on; return the exit status."""
+    """Measure what is not saved yet and print it; if stopped, say how to resume. Return the exit status."""
     run, path = new_run(bench, command_line(words), options.commit, choices), options.save
     if options.resume and path is None:
         raise ValueError("--resume goes on with what --save names, which is missing")

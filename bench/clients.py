@@ -1,4 +1,4 @@
-"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos, diffusers, deepinv."""
+"""Stitching libraries, imported unchanged: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos, diffusers, deepinv."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STAND_INS = (
     "torchvision",
     "yaml",
 )
-"""Packages that clients import beside what is called here, to read files and to make tables and networks."""
+"""Packages that clients import but do not need here, for files, tables and networks."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the packages of STAND_INS, asked last: one that is installed is found before."""
+    """Finds the packages of STAND_INS that are not installed."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -46,14 +46,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
         self.made.append(spec.name)
-        return MagicMock(__path__=[], __version__="0.0")  # older than what a client asks for
+        return MagicMock(__path__=[], __version__="0.0")  # older than what a client requires
 
     def exec_module(self, module: ModuleType) -> None: ...
 
 
 @contextmanager
 def _stood_in() -> Iterator[None]:
-    """Let the packages of STAND_INS be imported; afterwards nobody finds them, who looks whether they are installed."""
+    """Let the packages of STAND_INS be imported; afterwards they do not count as installed."""
     finder = _Finder()
     sys.meta_path.append(finder)
     try:
@@ -67,6 +67,6 @@ def _stood_in() -> Iterator[None]:
 @cache
 def client(module: str) -> ModuleType:
     """Return a module of a client's package, such as `monai.inferers`."""
-    importlib.import_module("torch._dynamo")  # which looks for some of STAND_INS itself
+    importlib.import_module("torch._dynamo")  # looks for some of STAND_INS itself
     with _stood_in():
         return importlib.import_module(module)

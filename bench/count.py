@@ -1,4 +1,4 @@
-"""Counts what kernels need and do, by their machine code: registers, instructions, sectors of memory.
+"""Counts, from machine code, what kernels need and do: registers, instructions, memory sectors.
 
 Needs are read out of the machine code of a problem's own plan. Instructions and sectors are counted while the same
 kernel runs on this machine's CPU, on a problem shrunk together with the device. None of it is a time.
@@ -26,29 +26,29 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.plan import H200, Device, Plan
 
 ELEMENTS = 1 << 15
-"""At the input of a problem that is run, for each multiprocessor of the device that it is shrunk with."""
+"""Elements of the input of a shrunk problem per multiprocessor of the shrunk device."""
 
 TIMES = (1, 8, 64)
-"""How many times as much each multiprocessor is given, where the kernel is another for so few."""
+"""Factors by which the input per multiprocessor grows, if the kernel differs for fewer elements."""
 
 MOST_ELEMENTS = 1 << 27
-"""At the input of a problem that is run."""
+"""Most elements of the input of a problem that is run."""
 
 MOST_UNLIKE = 1.5
-"""How much more or less a thread may have to do in the smaller problem."""
+"""Allowed factor between the work of a thread in the smaller and in the whole problem."""
 
 SCALED = replace(H200, multiprocessors=1)
-"""The fraction of an H200 that problems are shrunk to where their kernel stays the same."""
+"""The fraction of an H200 that problems are shrunk to, if their kernel stays the same."""
 
 
 def check_available() -> None:
-    """Say why kernels cannot be run on this machine's CPU, or compiled for a GPU."""
+    """Return why kernels cannot run on this machine's CPU, or be compiled for a GPU."""
     if reason := hostcuda.unavailable() or hostcuda.cubin.unavailable():
         raise ValueError(f"count compiles the kernels for a GPU, and runs their machine code on the CPU: {reason}")
 
 
 def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Problem, Plan, Device] | None:
-    """Shrink a problem together with the device, to where its kernel is that of `plan`, compiled the same way.
+    """Shrink a problem and the device as far as its kernel is that of `plan`, with the same specialisation.
 
     None where no smaller one has that kernel, with threads that have about as much to do.
     """
@@ -76,7 +76,7 @@ def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Prob
 def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> list[Counters]:
     """Execute the machine code of a problem's plan; its result must be the NumPy path's."""
     data = problem.data(dtype)
-    result = np.zeros(problem.output_shape, data.dtype)  # what add_blocks adds to
+    result = np.zeros(problem.output_shape, data.dtype)  # add_blocks adds to it
     kind = ELEMENT_TYPES[dtype].weight
     weights = tuple(each.astype(kind) for each in problem.weights()) if problem.window else None
     positions = problem.positions() if problem.operation in AT_POSITIONS else None
@@ -90,7 +90,7 @@ HEADER = ["problem", "variant", "registers", "spilled", "instructions", "sectors
 
 
 def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> list[str]:
-    """Return what stands below HEADER, without what is done where no smaller problem has the same kernel.
+    """Return a row below HEADER; without counts of execution if no smaller problem has the same kernel.
 
     Raise Unsupported where a variant does not serve the problem.
     """
@@ -113,7 +113,7 @@ def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> 
 def candidates(
     problems: list[Problem], variants: list[str], dtype: str | None, device: Device = H200
 ) -> list[tuple[Problem, str, str]]:
-    """Return each problem with what `auto` takes or the named variants that serve it, and a dtype, else its first."""
+    """Return each problem with the variant of `auto` or those named that serve it, and a dtype (default: its first)."""
     found = []
     for problem, variant in product(problems, variants or ["auto"]):
         of = dtype or problem.dtypes[0]
@@ -125,7 +125,7 @@ def candidates(
 
 
 def meaning(device: Device) -> list[str]:
-    """Say what the columns are."""
+    """Explain the columns."""
     return [
         f"Counted from the machine code for {device.name}, none of it a time. Of a thread: registers, and bytes that "
         "are spilled.",

@@ -1,4 +1,4 @@
-"""Problems that are drawn, from the ranges that people use, so that nothing is chosen for those that have a name."""
+"""Random problems from common ranges, because choices must not be made for the named problems only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SPACE = ("batch_to_space", "space_to_batch")
 DTYPES = ("float32",) * 4 + ("float64", "float16", "complex64", "uint8", "int32")
 
 LEAST_BYTES, MOST_BYTES = 1 << 20, 1 << 26
-"""Of the larger array of a problem."""
+"""Bytes of the larger array of a problem."""
 
 PEERS = ("loop", "numpy", "torch", "onnxruntime", "openvino")
-"""What is measured beside gpufold: the faster of loops over blocks and over taps, a copy of a view, and libraries."""
+"""Peers: the faster of loops over blocks and over taps, a copy of a view, and libraries."""
 
 
 def problems(seed: int, count: int) -> list[Problem]:
@@ -46,7 +46,7 @@ def _problem(rng: np.random.Generator, number: str) -> Problem:
 
 
 def _sliding(rng: np.random.Generator, operation: str) -> SlidingGeometry | None:
-    """Draw the kernels of a network, with padding and dilation, or larger blocks that overlap."""
+    """Draw kernels of a network, with padding and dilation, or larger overlapping blocks."""
     rank = int(rng.choice((1, 2, 2, 2, 3)))
     kernels = rank > 1 and rng.random() < 0.5
     if kernels:
@@ -58,7 +58,7 @@ def _sliding(rng: np.random.Generator, operation: str) -> SlidingGeometry | None
         sizes = [_between(rng, (16384, 64, 32)[rank - 1], (1 << 21, 2048, 192)[rank - 1])] * rank
         taps = [_between(rng, (64, 4, 3)[rank - 1], (2048, 256, 64)[rank - 1])] * rank
         strides = [max(1, int(tap * rng.choice((0.125, 0.25, 0.4, 0.5, 0.75, 1)))) for tap in taps]
-    if rng.random() < 0.25:  # each axis for itself
+    if rng.random() < 0.25:  # a value per axis
         sizes = [max(1, int(size * rng.uniform(0.5, 1))) for size in sizes]
         taps = [max(1, int(tap * rng.choice((0.5, 1)))) for tap in taps]
     axes = []
@@ -76,7 +76,7 @@ def _sliding(rng: np.random.Generator, operation: str) -> SlidingGeometry | None
 
 
 def _space(rng: np.random.Generator) -> SpaceGeometry:
-    """Draw blocks of one to four, channels first or last, cropped in a third of all cases."""
+    """Draw blocks of sides 1 to 4, channels first or last, cropped in a third of all cases."""
     rank, block = int(rng.choice((1, 2, 2, 3))), int(rng.choice((2, 2, 3, 4)))
     blocks, grid = [block] * rank, [_between(rng, 4, (65536, 128, 24)[rank - 1]) for _ in range(rank)]
     place, channels = int(rng.choice((0, rank))), _between(rng, 1, 256)
@@ -93,7 +93,7 @@ def _between(rng: np.random.Generator, least: int, most: int) -> int:
 
 
 def _described(problem: Problem) -> str:
-    """Return the operation, the shape of the whole array, and what else the call is given that is not usual."""
+    """Return the operation, the shape of the whole array, and arguments that differ from the defaults."""
     shape = problem.input_shape if problem.operation in TAKING else problem.output_shape
     given = {name: value for name, value in problem.arguments.items() if not name.startswith("output")}
     named = [
@@ -106,7 +106,7 @@ def _described(problem: Problem) -> str:
 
 
 def distribution(run: Run) -> list[list[str]]:
-    """Return a header, and for each operation gpufold's time over the fastest peer's and over the loop's."""
+    """Return a header and a row per operation: gpufold's time divided by the fastest peer's and by the loop's."""
     groups: dict[str, list[Row]] = defaultdict(list)
     measured = [row for row in run.rows if OURS in row.times]
     for row in measured:
@@ -120,7 +120,7 @@ def distribution(run: Run) -> list[list[str]]:
 
 
 def over(run: Run, row: Row) -> float | None:
-    """Return gpufold's time over that of the fastest peer."""
+    """Return gpufold's time divided by the fastest peer's."""
     ratio = row.speed_up(run.fastest_peer(row))
     return 1 / ratio if ratio else None
 
@@ -133,12 +133,12 @@ def _spread(ratios: list[float]) -> list[str]:
 
 
 def worst(run: Run) -> list[list[str]]:
-    """Return a header, and the ten problems where gpufold takes the longest beside the fastest peer."""
+    """Return a header and the ten problems with the largest ratio of gpufold's time to the fastest peer's."""
     ratios = {number: ratio for number, row in enumerate(run.rows) if (ratio := over(run, row))}
     lines = [["worst", "ms", "fastest peer", "ms", "times"]]
     for number in sorted(ratios, key=ratios.__getitem__, reverse=True)[:10]:
         row = run.rows[number]
-        peer = run.fastest_peer(row) or ""  # which all of these have
+        peer = run.fastest_peer(row) or ""  # all of these have one
         times = [f"{1e3 * row.times[name].median:.3g}" for name in (OURS, peer)]
         lines.append([row.name, times[0], peer, times[1], f"{ratios[number]:.2f}"])
     return lines

@@ -1,4 +1,4 @@
-"""Measures what a repeated GPU call costs on the host before the launch, and a call on a frame of sound on the CPU.
+"""Measures the host's overhead of a repeated GPU call before the launch, and of a call on a frame of sound on the CPU.
 
 CuPy's arrays, allocator and launch are those of a stand-in that is made to do nothing, and everything between them is
 gpufold's own: checks, geometry, plan and packed arguments, from their caches. Where torch is installed its tensors are
@@ -30,16 +30,16 @@ from bench.timing import CpuClock, Times, interleave
 from gpufold.compute import launcher
 
 MEASURED_SECONDS = 0.2
-"""For the samples of calls that take turns."""
+"""Seconds for the samples of calls that take turns."""
 
 TRAINED = ((4, 3, 8), (4, 8, 16), (8, 8, 16))
 """Batch, channels and side of images folded from 3x3: small ones, then on both sides of `torch.executing.SMALL`."""
 
 TARGET = 10e-6
-"""What a repeated call may cost."""
+"""Seconds that a repeated call may take."""
 
 ADDRESSES = count(1 << 40, 1 << 40)
-"""Where stand-ins lie: apart, though none has memory."""
+"""Addresses of stand-ins, which are apart though none has memory."""
 
 
 def _memory(size: int = 0) -> SimpleNamespace:
@@ -48,10 +48,10 @@ def _memory(size: int = 0) -> SimpleNamespace:
 
 
 class StandInArray(fake_cupy.ndarray):
-    """An array of the stand-in's on the first device, which is the current one, without memory."""
+    """An array of the stand-in on the first, current device, without memory."""
 
     class Device(nullcontext[None]):
-        """A device that is entered at no cost."""
+        """A device whose context costs nothing."""
 
         id = 0
 
@@ -62,12 +62,12 @@ class StandInArray(fake_cupy.ndarray):
         super().__init__(shape, dtype, _memory())
 
 
-StandInArray.__module__ = "cupy"  # by which a call finds whose it is
+StandInArray.__module__ = "cupy"  # by which calls recognise the library
 
 
 @contextmanager
 def stand_in() -> Iterator[None]:
-    """Let gpufold import the stand-in for CuPy, of which nothing that a repeated call asks takes long."""
+    """Let gpufold import the stand-in for CuPy, whose functions in a repeated call take no time."""
     cupy, kernel = fake_cupy.cupy(), SimpleNamespace(kernel=lambda *arguments: None)
     stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
     sys.modules["cupy"] = cupy
@@ -85,7 +85,7 @@ def stand_in() -> Iterator[None]:
 
 
 def in_turns(*calls: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Return the median time of each call, all of which have been made before."""
+    """Return the median time of each call; all were made before."""
     results: dict[str, Times] = {}
     clock = CpuClock(counter, pause=lambda seconds: None)
     interleave({str(number): call for number, call in enumerate(calls)}, clock, MEASURED_SECONDS, results, _raise)
@@ -97,7 +97,7 @@ def _raise(name: str, error: Exception) -> None:
 
 
 def host(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    """Print the cost of first and repeated calls; needs a process in which CuPy was not imported."""
+    """Print the overhead of first and repeated calls; CuPy must not have been imported in this process."""
     problems = select(options.problem, quick=False, gpu=True)
     if "cupy" in sys.modules:
         raise ValueError("host replaces CuPy, which this process has imported")
@@ -127,7 +127,7 @@ def host(options: argparse.Namespace, words: list[str], console: Console) -> int
 
 
 def _stream() -> Callable[[], Any]:
-    """Return what adds a frame to a stream and takes what is finished, with a window and the mean."""
+    """Return a function that adds a frame to a stream and takes the finished samples, with a window and the mean."""
     stream, frame = gpufold.Stitcher((2, None), 1024, window=np.hanning(1024).astype(np.float32)), count(0, 256)
     samples = np.ones((1, 2, 1024), np.float32)
 
@@ -139,7 +139,7 @@ def _stream() -> Callable[[], Any]:
 
 
 def _measure(problem: Problem) -> list[Any]:
-    """Return a problem's name and the costs of its first call, of repeated ones, and of those on tensors."""
+    """Return a problem's name and the overhead of its first call, of repeated calls, and of calls on tensors."""
     call, *others = _calls(problem, gpufold, StandInArray)
     _, first = CpuClock().first(call)
     costs = [problem.name, first, *in_turns(call, *others)]
@@ -147,7 +147,7 @@ def _measure(problem: Problem) -> list[Any]:
 
 
 def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any], Any]) -> list[Callable[[], Any]]:
-    """Return a problem's call of a module on stand-ins, and where that has `out=` the call with it."""
+    """Return a problem's call of a module on stand-ins and, if the module has `out=`, the call with it."""
     dtype = dtype_of(problem.dtypes[0])
     data, result = array(problem.input_shape, dtype), array(problem.output_shape, dtype)
     positions, fused = problem.given(lambda each: array(each.shape, each.dtype))
@@ -159,7 +159,7 @@ def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any]
 
 
 def _on_tensors(problem: Problem) -> float:
-    """Return the cost of a repeated call on tensors; torch's allocator gives one that was made before."""
+    """Return the overhead of a repeated call on tensors, with an allocated tensor in place of torch's allocator."""
     import torch
 
     from gpufold.torch import executing, tensors
@@ -178,7 +178,7 @@ def _on_tensors(problem: Problem) -> float:
 
 
 def _training() -> list[list[str]]:
-    """Measure calls that record a gradient beside torch's, on the CPU and in turns: the time of one thread's work."""
+    """Measure calls with gradients and torch's in turns, on the CPU: the processor time of one thread."""
     import torch
 
     before = torch.get_num_threads()

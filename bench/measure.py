@@ -1,4 +1,4 @@
-"""Measures problems: every candidate is checked first, and a wrong one gets no time."""
+"""Measures problems: every candidate is checked first, and wrong ones are not timed."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from gpufold.gpu.plan import Device, Operand
 from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20
-"""From here a memory copy is faster with threads."""
+"""Least bytes for which a memory copy is faster with threads."""
 
 PEER_PART = 1 / 4
-"""A peer whose call takes longer than this part of a problem's time is timed once, and does not take turns."""
+"""A peer whose call takes more than this fraction of a problem's time is timed once and takes no turns."""
 
 PREPARATION, FREEING = "preparation", "freeing"
-"""In a row's failures, where it is no candidate that failed: its data, expected result or plan could not be made, or
-its memory was not given back."""
+"""Key of a row's failures that are no candidate's: its data, expected result or plan could not be made, or its
+memory was not freed."""
 
 LEAST_MEMORY = 0.9
-"""Of its result's size, for a call that does not keep memory for the next: the operating system counts whole pages."""
+"""Least fraction of its result's size for a call that keeps no memory for the next: the system counts whole pages."""
 
 LOST = 3
-"""Exit status of a command whose device answers nothing any more."""
+"""Exit status of a command whose device has failed."""
 
 LONGEST_ERROR = 1000
-"""Characters of an exception that are kept: a compiler's list of errors has no end."""
+"""Characters of an exception that are kept, because a compiler's list of errors may be long."""
 
 
 class DeviceLostError(RuntimeError):
-    """The device answers no call of this process any more."""
+    """The device fails every call of this process."""
 
 
 @dataclass
@@ -59,28 +59,28 @@ class Bench:
     clock: Clock
     threads: int
     seconds: float
-    """For all the samples of a problem."""
+    """Seconds for all samples of a problem."""
     peers: list[Peer]
     variants: Sequence[str] = ()
-    """Kernel variants that are measured beside `auto`; none on a CPU."""
+    """Kernel variants to measure besides `auto`; none on a CPU."""
     memory: PeakOf | None = None
-    """Measures the memory of a call, where that can be known."""
+    """Measures the memory of a call, if that is possible."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def library(self) -> Any:
-        """The package of the arrays on the device."""
+        """The library of the arrays on the device."""
         return importlib.import_module("numpy" if self.kind == "cpu" else "cupy")
 
     def measure(self, problem: Problem, dtype: str, row: Row) -> None:
-        """Fill a row, but for candidates that have failed in it before, and free what that took.
+        """Fill a row, except for candidates that have failed in it before, and free the memory.
 
         What a candidate raises is one of the row's failures; DeviceLostError is raised where none can follow it.
         """
         self._measure(problem, dtype, row)
         try:
             free_memory(self.kind == "gpu")
-        except Exception as error:  # of an earlier call, if the device was lost without a word
+        except Exception as error:  # of an earlier call, if the device failed silently
             self._note(row, FREEING, error)
 
     def _measure(self, problem: Problem, dtype: str, row: Row) -> None:
@@ -128,7 +128,7 @@ class Bench:
             self._measure_memory(calls, self.memory, result, row)
 
     def _measure_memory(self, calls: dict[str, Callable[[], Any]], memory: PeakOf, result: int, row: Row) -> None:
-        """Measure the memory of calls, but for those that keep some of it between calls: less than their result."""
+        """Measure the memory of calls, except calls that keep memory between them and so use less than their result."""
         gc.collect()
         for name, call in calls.items():
             if name in row.failures:
@@ -142,7 +142,7 @@ class Bench:
                 row.memory[name] = count
 
     def _candidates(self, problem: Problem, data: Any) -> Iterator[tuple[str, Callable[[], Call | None]]]:
-        """Yield the name of each candidate and what makes its call, or None for a problem that it does not serve."""
+        """Yield each candidate's name and a function that makes its call, or None if it does not serve the problem."""
         yield OURS, lambda: Call(problem.prepared(data))
         for variant in self.variants:
             if variant in gpufold.variants(problem.operation):
@@ -151,7 +151,7 @@ class Bench:
             yield peer.name, lambda peer=peer: peer.call(problem, data, self.threads)  # type: ignore[misc]
 
     def _note(self, row: Row, name: str, error: Exception) -> None:
-        """Write a failure down; raise DeviceLostError if the device answers nothing after it."""
+        """Record a failure; raise DeviceLostError if the device fails afterwards."""
         text = f"{type(error).__name__}: {error}"
         row.failures[name] = text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]} ..."
         if self.kind == "cpu":
@@ -160,12 +160,12 @@ class Bench:
 
         try:
             cupy.cuda.runtime.deviceSynchronize()
-        except Exception as lost:  # an illegal access, say, which CUDA returns from every later call
+        except Exception as lost:  # such as an illegal access, which every later call reports
             reason = f"the device is lost after {name} on {row.name}: {row.failures[name]}"
             raise DeviceLostError(" ".join(reason.split())) from lost
 
     def _copy(self, count: int) -> Callable[[], Any]:
-        """Make a copy that reads and writes `count` bytes together: what the memory can do."""
+        """Return a call that copies, reading and writing `count` bytes in all: the memory's limit."""
         library = self.library
         source = library.ones(max(1, count // 2), np.uint8)
         target = library.empty_like(source)
@@ -176,7 +176,7 @@ class Bench:
 
 
 def free_memory(on_gpu: bool) -> None:
-    """Give back what a problem took, of a GPU's memory what CuPy and torch keep for their own use too."""
+    """Free the memory of a problem, with what CuPy and torch have cached on a GPU."""
     gc.collect()
     if on_gpu:
         import cupy
@@ -188,7 +188,7 @@ def free_memory(on_gpu: bool) -> None:
 
 
 Task: TypeAlias = tuple[Problem, str]
-"""A row that is to be measured: its problem and dtype."""
+"""A row to be measured: its problem and dtype."""
 
 
 def row_of(problem: Problem, dtype: str) -> Row:
@@ -230,7 +230,7 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
 
 
 def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
-    """Tell how a result differs from the definition's by more than `tolerance` of its largest element, or None."""
+    """Return how a result differs from the definition's by more than `tolerance` of its largest element, or None."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"FAIL: {got.dtype} {got.shape} where {expected.dtype} {expected.shape} is right"
     if expected.dtype.name == "bfloat16":  # CuPy does not compare them; there is no -0.0 and no NaN in the data
@@ -243,7 +243,7 @@ def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
 
 
 def device_kind(wanted: str) -> str:
-    """Return cpu or gpu for what the user wants; auto is the GPU, where there is one."""
+    """Return cpu or gpu for the user's choice; auto is the GPU, if there is one."""
     if wanted == "cpu":
         return "cpu"
     try:
@@ -304,7 +304,7 @@ def new_run(bench: Bench, command: str, commit_given: str | None, options: dict[
 
 
 def device_facts() -> Device:
-    """Return what plans depend on for the current CUDA device."""
+    """Return the properties of the current CUDA device that plans depend on."""
     import cupy
 
     from gpufold.gpu import launch

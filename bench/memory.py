@@ -1,4 +1,4 @@
-"""How much memory a call needs at its peak, its result included: measured in a call of its own, which is not timed."""
+"""Peak memory of a call, including its result, measured in a separate call that is not timed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 PeakOf: TypeAlias = Callable[[Callable[[], Any]], int]
-"""Runs a call, and returns the bytes it had at its peak beside those that were there before."""
+"""Runs a call and returns its peak memory in bytes, beyond what was in use before."""
 
 PROCESS = Path("/proc/self")
 
 
 def resident_peak(call: Callable[[], Any]) -> int:
-    """Return how far a call raises the memory of this process: every library's, on the CPU.
+    """Return by how much a call raises the memory of this process, with every library, on the CPU.
 
     Linux notes the most memory that a process had, and forgets it when told so. What the C library keeps of memory that
     was freed is given back first, and what a library keeps in a pool of its own, as onnxruntime does, is not counted.
@@ -36,7 +36,7 @@ def _kilobytes(name: str) -> int:
 
 
 def resident_peak_or_why() -> tuple[PeakOf | None, str]:
-    """Return `resident_peak`, or None and why it cannot be known here."""
+    """Return `resident_peak`, or None and why memory cannot be measured here."""
     try:
         resident_peak(int)
     except (AttributeError, OSError, TypeError, ValueError) as error:  # no /proc, no glibc
@@ -45,13 +45,13 @@ def resident_peak_or_why() -> tuple[PeakOf | None, str]:
 
 
 def pool_peak(cupy: Any) -> PeakOf:
-    """Return what measures the memory of the current CUDA device, by CuPy's pool and torch's allocator.
+    """Return a function that measures memory of the current CUDA device, by CuPy's pool and torch's allocator.
 
     A candidate that takes memory from both is given the sum of the two peaks, which is not less than the peak of both.
     """
 
     class Hook(cupy.cuda.MemoryHook):  # type: ignore[misc, name-defined]
-        """Counts what is taken from the pool and given back to it."""
+        """Counts allocations from the pool and frees."""
 
         name = "peak"
 

@@ -1,4 +1,4 @@
-"""The other ways to do the same, each used where it is installed and applies."""
+"""Peers: other ways to compute the same, used if installed and applicable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FLOATS, COMPLEX = ("float16", "bfloat16", "float32", "float64"), ("complex64", "
 
 @dataclass(frozen=True)
 class Call:
-    """What is timed, and how its answer becomes an array of the problem's output shape, which is not timed."""
+    """A call to time, and a conversion of its result to the problem's output shape, which is not timed."""
 
     run: Callable[[], Any]
     as_array: Callable[[Any], Any] = lambda answer: answer
@@ -47,11 +47,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Peer:
-    """One library, or one way to write the operation with it, and the problems that it serves."""
+    """A library, or one way to use it, and the problems that it serves."""
 
     name: str
     module: str
-    """What it is imported as, which is also the name of its distribution."""
+    """The name of its module and distribution."""
     devices: tuple[str, ...]
     prepare: Callable[[Problem, Any, int], Call | None]
     """Makes the call for a problem, its data (a NumPy or CuPy array) and a number of CPU threads; None: no such call.
@@ -61,10 +61,10 @@ class Peer:
     """
     operations: tuple[str, ...] = tuple(OPERATIONS)
     axes: tuple[int, ...] = tuple(range(9))
-    """How many axes sliding blocks may have."""
+    """The numbers of axes of sliding blocks that it supports."""
     dtypes: tuple[str, ...] = tuple(ELEMENT_TYPES)
     fused: tuple[bool, ...] = (False, True)
-    """Whether sliding blocks may be averaged or weighed."""
+    """Whether it averages or weights sliding blocks."""
     zero_dilation: bool = False
     """Whether it takes dilations of 0, as only gpufold and OpenVINO do."""
 
@@ -73,7 +73,7 @@ class Peer:
         return importlib.util.find_spec(self.module) is not None
 
     def call(self, problem: Problem, data: Any, threads: int) -> Call | None:
-        """Make the call for a problem, or None where the peer does not serve it."""
+        """Make the call for a problem, or None if the peer does not serve it."""
         axes = problem.geometry.axes if isinstance(problem.geometry, SlidingGeometry) else ()
         served = (
             problem.operation in self.operations
@@ -97,12 +97,12 @@ def _symmetric(geometry: SlidingGeometry) -> bool:
 
 
 def _divided(image: Any, divisor: Any) -> Any:
-    """Divide where there is something to divide by."""
+    """Divide where the divisor is not zero."""
     return image / library_of(image).where(divisor == 0, 1, divisor)
 
 
 def _powers(problem: Problem, weights: Any) -> Any:
-    """Return what the divisor of an average is summed of."""
+    """Return the terms of an average's divisor."""
     return weights * weights if problem.reduction == "least_squares" else weights
 
 
@@ -115,14 +115,14 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call:
 
 
 def _two_passes(problem: Problem, data: Any, threads: int) -> Call:
-    """Let gpufold fold twice, as if it could not fuse."""
+    """Let gpufold fold twice, as without fusion."""
     weights = library_of(data).asarray(problem.block_weights().reshape(-1, 1))
     fold = partial(gpufold.col2im, **replace(problem, operation="col2im").arguments)
     return Call(lambda: _average(problem, data, weights, fold))
 
 
 def _average(problem: Problem, data: Any, weights: Any, fold: Callable[[Any], Any]) -> Any:
-    """Fold weighed columns, and divide by the fold of the weights of one plane."""
+    """Fold weighted columns, and divide by the fold of the weights of one plane."""
     geometry, columns = problem.geometry, problem.as_columns(data)
     blocks = columns.shape[-1]
     if problem.window:
@@ -136,13 +136,13 @@ def _average(problem: Problem, data: Any, weights: Any, fold: Callable[[Any], An
 
 
 LOOPED_BLOCKS = 4096
-"""Tiles that a client of torch is measured with at most."""
+"""Most tiles with which a client of torch is measured."""
 
 LOOPED_STEPS = 1 << 18
-"""Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
+"""Most steps of a measured loop in Python: more would take seconds per call."""
 
 LOOPED_TIMES = 16
-"""How many times the steps of the shorter loop the other one may have to be tried: beyond it is not the faster one."""
+"""Ratio of the steps of two loops up to which the longer one is tried: beyond, it is not faster."""
 
 
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -170,7 +170,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 Moves: TypeAlias = Iterator[tuple[Any, Any, Any]]
-"""Indices of the padded image, of blocks (N, C, *blocks, *taps) and of a block's taps, for each step of a loop."""
+"""Indices of the padded image, the blocks (N, C, *blocks, *taps) and a block's taps, for each step of a loop."""
 
 
 def _by_blocks(geometry: SlidingGeometry) -> Moves:
@@ -188,7 +188,7 @@ def _by_taps(geometry: SlidingGeometry | SpaceGeometry) -> Moves:
 
 
 def _at_positions(geometry: SlidingGeometry, places: list[list[int]]) -> Moves:
-    """Clip block after block: what ptychography codes and nnU-Net write."""
+    """Clip block after block, as ptychography codes and nnU-Net do."""
     for number, place in enumerate(places):
         axes = list(zip(place, geometry.block_shape, geometry.size, strict=True))
         spans = (slice(max(first, 0), min(first + taps, size)) for first, taps, size in axes)
@@ -220,7 +220,7 @@ def _take_apart(problem: Problem, image: Any, weights: Any, moves: Callable[[], 
 
 
 def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> Any:
-    """Copy the images of one offset in the blocks after another's."""
+    """Copy the images of each offset in the blocks, one after another."""
     split = *geometry.block_shape, geometry.batch, *geometry.num_blocks
     if operation == "batch_to_space":
         space, batch = np.empty(space_of(geometry), data.dtype), data.reshape(split)
@@ -234,7 +234,7 @@ def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any) -> An
 
 
 def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Add all elements at once, by index; where they fall outside, into one element that nobody looks at."""
+    """Add all elements at once by index; those outside go to an extra element."""
     geometry, library = problem.geometry, library_of(data)
     if problem.window or geometry.planes != 1:
         return None
@@ -261,7 +261,7 @@ def _windows(problem: Problem, image: Any) -> Any:
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
-    """Return every column element its flat pixel, and scatter with atomic additions."""
+    """Compute the flat pixel of every column element, and scatter with atomic additions."""
     import cupy
     import cupyx
 
@@ -280,11 +280,11 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
 
 
 EVERY_TAP = 4096
-"""Taps of a kernel at most that each thread walks over to find those of its pixel: a call takes seconds beyond."""
+"""Most taps of a kernel, all visited by each thread to find those of its pixel: more would take seconds per call."""
 
 
 def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, cpu_threads: int) -> Call | None:
-    """Launch a kernel of naive_gather.cu on float32, whose parameters are all of one kind of integer.
+    """Launch a kernel of naive_gather.cu on float32; all its parameters have the same integer type.
 
     In `naive_gather` each thread looks for the taps of one pixel, with indices of 32 bits and up to three axes;
     `batched_gather` does as torch's own kernel: indices of 64 bits, two axes, batch and channels apart.
@@ -314,7 +314,7 @@ def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, c
 
 
 def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Fold in Triton, which tunes itself at the first call."""
+    """Fold in Triton, which tunes the kernel at the first call."""
     geometry, tensor = problem.geometry, _tensor(data, threads)
     if prod(geometry.block_shape) > EVERY_TAP or not tensor.is_cuda:
         return None
@@ -327,7 +327,7 @@ def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Invert a short-time Fourier transform: its time holds the inverse transforms of the frames too."""
+    """Invert a short-time Fourier transform; the time includes the inverse transforms of the frames."""
     geometry, library = problem.geometry, library_of(data)
     (axis,) = geometry.axes
     inverts = (problem.window, problem.reduction) == ("hann", "least_squares") and axis.size % axis.stride == 0
@@ -354,7 +354,7 @@ ONE_HOT_TAPS = 4096
 """Taps of a convolution with a one-hot kernel for each: a call of unfoldNd with 32x32x32 takes half a minute."""
 
 COMPILED_TAPS = 16
-"""Taps of a fold by JAX at most: at[].add compiles a step for each, and the transpose for 3x3x3 takes 20 seconds."""
+"""Most taps of a fold by JAX: at[].add compiles a step for each, and the transpose for 3x3x3 takes 20 seconds."""
 
 
 def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
@@ -390,7 +390,7 @@ def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Add the blocks of one tap after another's by at[].add."""
+    """Add the blocks of each tap by at[].add, one tap after another."""
     from jax import numpy
 
     geometry = problem.geometry
@@ -408,7 +408,7 @@ def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
-    """Let gpufold compute on JAX's arrays, in a program that is compiled."""
+    """Let gpufold compute on JAX arrays, in a compiled program."""
     from jax import numpy
 
     function, given = getattr(gpufold, problem.operation), problem.given(numpy.asarray)
@@ -423,7 +423,7 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
 
 
 def _tensor(array: Any, threads: int) -> Any:
-    """View an array as a tensor, and let torch have so many threads of the CPU."""
+    """View an array as a tensor, and set torch's number of CPU threads."""
     import torch
 
     torch.set_num_threads(threads)
@@ -433,7 +433,7 @@ def _tensor(array: Any, threads: int) -> Any:
 
 
 def _from_tensor(like: Any) -> Callable[[Any], Any]:
-    """Return the way back from a tensor to the kind of array that `like` is."""
+    """Return a function that converts a tensor back to the type of `like`."""
 
     def convert(tensor: Any) -> Any:
         import torch
@@ -447,14 +447,14 @@ def _from_tensor(like: Any) -> Callable[[Any], Any]:
 
 
 def _options_of_torch(geometry: SlidingGeometry, rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the options of a fold of so many axes, the first of which may have one pixel."""
+    """Return the options of a fold of `rank` axes, the first of which may have one pixel."""
     axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
     names = {"kernel_size": "kernel", "dilation": "dilation", "padding": "pad_begin", "stride": "stride"}
     return {option: tuple(getattr(axis, name) for axis in axes) for option, name in names.items()}
 
 
 def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
-    """Return F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
+    """Return F.fold or F.unfold, with an audio axis as an image of height 1, or a permutation."""
     import torch
     from torch.nn import functional
 
@@ -493,7 +493,7 @@ def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
 def _on_tensors(
     make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int, gradient: bool = False
 ) -> Call | None:
-    """Time what is made to run on a tensor: as it is, or with the gradient of its sum."""
+    """Time a call on a tensor: by itself, or with the gradient of its sum."""
     import torch
 
     tensor = _tensor(data, threads)
@@ -511,7 +511,7 @@ def _on_tensors(
 
 
 def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Run it where torch has nothing: one and three axes."""
+    """Run unfoldNd on one and three axes, which torch does not support."""
     geometry = problem.geometry
     if prod(geometry.block_shape) > ONE_HOT_TAPS or not _symmetric(geometry):
         return None
@@ -523,11 +523,11 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
 
 
-# ---- clients: libraries that stitch, by the code that they are published with
+# ---- clients: stitching libraries, by their published code
 
 
 def _tiles(problem: Problem, data: Any, threads: int) -> dict[tuple[int, ...], Any] | None:
-    """Return the averaged tiles of one image as clients see them, (1, channels, *tile), by their first elements."""
+    """Return the averaged tiles (1, channels, *tile) of one image as clients see them, by their first elements."""
     geometry = problem.geometry
     if problem.reduction != "mean" or geometry.batch != 1 or prod(geometry.num_blocks) > LOOPED_BLOCKS:
         return None
@@ -564,7 +564,7 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Stitch by gpufold.map_tiles, one tile at a time in place of what a network gives, as MONAI does."""
+    """Stitch by gpufold.map_tiles, with a given tile in place of each result of a network, as MONAI does."""
     geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     if tiles is None:
         return None
@@ -586,7 +586,7 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
 
     geometry, tiles = problem.geometry, _tiles(problem, data, threads)
     overlap = [axis.kernel - axis.stride for axis in geometry.axes]
-    if tiles is None or any(each % 2 for each in overlap):  # it takes no odd ones
+    if tiles is None or any(each % 2 for each in overlap):  # TorchIO refuses odd ones
         return None
     torchio = client("torchio")
     subject = torchio.Subject(image=torchio.ScalarImage(tensor=torch.zeros(1, *geometry.size)))
@@ -605,7 +605,7 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Place patches as pty-chi does, or extract them by the function that has zeros outside.
+    """Place patches as pty-chi does, or extract them by its function that has zeros outside.
 
     It pads the picture for patches that reach out; that it does, the one for placing would say at every call.
     """
@@ -680,7 +680,7 @@ def _openvino(problem: Problem, data: Any, threads: int) -> Call:
 
 
 def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Run it on blocks in its own layout, (..., *blocks, *block); it knows no padding and no dilation."""
+    """Run sigpy on blocks in its own layout, (..., *blocks, *block), without padding or dilation."""
     geometry = problem.geometry
     if any(axis.pad_begin or axis.pad_end or axis.dilation != 1 for axis in geometry.axes):
         return None
@@ -742,10 +742,10 @@ PEERS: tuple[Peer, ...] = (
 
 
 def installed(device: str) -> list[Peer]:
-    """Return the peers that this machine has for a device."""
+    """Return the peers that are installed for a device."""
     return [peer for peer in PEERS if device in peer.devices and peer.installed]
 
 
 def absent(device: str) -> list[str]:
-    """Return the names of the peers that this machine lacks for a device."""
+    """Return the names of the peers that are not installed for a device."""
     return [peer.name for peer in PEERS if device in peer.devices and not peer.installed]

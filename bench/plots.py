@@ -1,4 +1,4 @@
-"""Draws saved results."""
+"""Plots of saved results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.results import COPY, OURS, Run
 
 
 def draw(run: Run, stem: str, output: Path) -> list[Path]:
-    """Draw how long the peers and a copy take beside gpufold, a line for each problem, as PNG and SVG."""
+    """Draw the times of peers and of a copy divided by gpufold's, a line per problem, as PNG and SVG."""
     rows = [row for row in run.rows if OURS in row.times]
     if not rows:
         return []

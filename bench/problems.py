@@ -1,4 +1,4 @@
-"""The problems that are measured: named geometries, each with where it comes from, as problems.toml lists them."""
+"""The measured problems of problems.toml: named geometries, each with its source."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ BLOCK_OPERATIONS = ("blocks_to_array", "array_to_blocks")
 TOLERANCE = 1e-5
 
 LARGEST_VALUE = 8
-"""Data are integers of this magnitude at most, so that sums are exact in every dtype, whatever their order."""
+"""Largest magnitude of the data, which are integers: sums are then exact in every dtype and order."""
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name, those of ml_dtypes included."""
+    """Return the dtype of a name, including those of ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -42,12 +42,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def itemsize_of(name: str) -> int:
-    """Return the bytes of an element, which are known of bfloat16 without ml_dtypes too."""
+    """Return the bytes of an element, of bfloat16 also without ml_dtypes."""
     return ELEMENT_TYPES[name].itemsize
 
 
 def library_of(array: Any) -> Any:
-    """Return the package that an array is of."""
+    """Return the library of an array."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
@@ -58,30 +58,30 @@ def transposed(array: Any, order: Sequence[int]) -> Any:
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of one operation, but for the dtype."""
+    """A call of an operation, without the dtype."""
 
     name: str
     operation: str
     geometry: SlidingGeometry | SpaceGeometry
     origin: str
-    """Who has this problem."""
+    """Where the problem occurs."""
     dtypes: tuple[str, ...] = ("float32",)
     gpu_batch: int = 1
-    """The batch on a GPU, where arrays must be larger than its caches."""
+    """The batch on a GPU, for arrays larger than its caches."""
     quick: bool = True
     gpu_only: bool = False
     cpu_only: bool = False
-    """Whether it is there for a layout or a size that differs from another problem's on a CPU, not on a GPU, where a
-    thread does the same in both."""
+    """Whether it differs from another problem only on a CPU, by a layout or a size; on a GPU, threads do the same in
+    both."""
     channels_last: bool = False
-    """Whether the second axis of the input lies last in memory."""
+    """Whether the second axis of the input is last in memory."""
     reduction: str = "sum"
     window: str = ""
-    """A window by name, see `window_of`; none where it is empty."""
+    """The name of a window, see `window_of`; empty for none."""
 
     @property
     def fused(self) -> bool:
-        """Whether sliding blocks are averaged or weighed."""
+        """Whether sliding blocks are averaged or weighted."""
         return self.operation not in AT_POSITIONS and (self.reduction != "sum" or bool(self.window))
 
     @property
@@ -125,13 +125,13 @@ class Problem:
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What is apart, columns or a batch, and what is whole, an image or space."""
+        """The shape of the separate array, columns or a batch, and of the whole one, an image or space."""
         geometry = self.planned_geometry
         return geometry.blocks_shape, geometry.array_shape
 
     @property
     def planned_geometry(self) -> Any:
-        """The geometry that gpufold makes of a call."""
+        """The geometry of gpufold's call."""
         geometry = self.geometry
         if self.operation in AT_POSITIONS:
             return PositionsGeometry(prod(geometry.num_blocks), geometry.lead, geometry.size, geometry.block_shape)
@@ -141,7 +141,7 @@ class Problem:
 
     @property
     def fusion(self) -> Fusion:
-        """What gpufold plans besides a sum or a move."""
+        """The arithmetic that gpufold fuses."""
         window = "none" if not self.window else "separable"
         return Fusion(self.reduction, window, accumulate=self.operation == "add_blocks")
 
@@ -154,12 +154,12 @@ class Problem:
         return self._shapes[self.operation not in TAKING]
 
     def compulsory_bytes(self, dtype: str) -> int:
-        """Return what has to be moved at least, as plans have it: mostly each input and output byte once."""
+        """Return the minimum memory traffic, as plans count it: mostly each input and output byte once."""
         return plan_of(self, "auto", dtype).bytes_moved
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Everything after the data, by the names of gpufold's functions."""
+        """All arguments after the data, by gpufold's names."""
         geometry = self.geometry
         if isinstance(geometry, SpaceGeometry):
             margin = "crops" if self.operation == "batch_to_space" else "pads"
@@ -183,7 +183,7 @@ class Problem:
         return {"output_size": geometry.size, **arguments} if self.operation == "col2im" else arguments
 
     def positions(self) -> Array:
-        """Return the first pixel of every block: on a grid, from which those with positions of their own are moved.
+        """Return the first pixel of every block: on a grid, with random displacements for blocks at positions.
 
         By up to a quarter of a stride, as probes are.
         """
@@ -193,21 +193,21 @@ class Problem:
         if self.operation in AT_POSITIONS:
             rng = np.random.default_rng(len(self.name))
             grid += rng.integers(-(strides // 4), strides // 4, grid.shape, endpoint=True)
-        return np.ascontiguousarray(grid)  # as kernels take them
+        return np.ascontiguousarray(grid)  # as kernels read them
 
     def __call__(self, data: Any, **options: Any) -> Any:
         """Run gpufold."""
         return self.prepared(data, **options)()
 
     def prepared(self, data: Any, **options: Any) -> Callable[[], Any]:
-        """Return a call of gpufold, whose arguments are there before."""
+        """Return a call of gpufold with prepared arguments."""
         library = library_of(data)
         function = gpufold.add_blocks_ if self.operation == "add_blocks" else getattr(gpufold, self.operation)
         zeros = partial(library.zeros, dtype=data.dtype)
         return partial(self.bound(function, zeros, self.given(library.asarray), **options), data)
 
     def bound(self, function: Any, zeros: Any, given: Any, **options: Any) -> Callable[[Any], Any]:
-        """Return a function of gpufold as one of data of any library alone; `zeros` makes what blocks are added to."""
+        """Return a call of gpufold as a function of any library's data; `zeros` makes the array to add blocks to."""
         positions, fused = given
         options = self.arguments | fused | options
         if self.operation == "add_blocks":
@@ -215,7 +215,7 @@ class Problem:
         return lambda data: function(data, *positions, **options)
 
     def given(self, to: Callable[[Array], Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positions and what is fused, as arguments whose arrays `to` brings to another library.
+        """Return positions and fused arguments; `to` converts their arrays to another library.
 
         An average is zero where no block covers an element.
         """
@@ -227,7 +227,7 @@ class Problem:
         return positions, fused
 
     def weights(self) -> tuple[Array, ...]:
-        """Return the window's weights along each axis, float32; ones where there is none."""
+        """Return the window's weights along each axis, float32; ones without a window."""
         return tuple(window_of(self.window, axis.kernel) for axis in self.geometry.axes)
 
     def block_weights(self, dtype: str = "float32") -> Array:
@@ -236,7 +236,7 @@ class Problem:
 
     @property
     def tolerance(self) -> float:
-        """How far a result may be from the definition's, of its largest element; sums of integers are exact."""
+        """Allowed difference from the definition, as a fraction of the largest element; sums of integers are exact."""
         return TOLERANCE if self.reduction != "sum" or self.window else 0.0
 
     def data(self, dtype: str, seed: int = 0, library: Any = np) -> Any:
@@ -250,7 +250,7 @@ class Problem:
         return library.moveaxis(library.moveaxis(data, 1, -1).copy(), -1, 1) if self.channels_last else data
 
     def expected(self, data: Any) -> Any:
-        """Work the result out where the data are, by the pixel of each element, in double precision without gpufold."""
+        """Compute the result without gpufold: on the data's device, in double precision, by each element's pixel."""
         geometry, library = self.geometry, library_of(data)
         if isinstance(geometry, SpaceGeometry):
             return permuted(self, data)
@@ -278,13 +278,13 @@ class Problem:
         return result.astype(data.dtype).reshape(self.output_shape)
 
     def as_columns(self, data: Any) -> Any:
-        """Return blocks in a layout of their own as columns; columns as they are."""
+        """Return block-major blocks as columns; columns unchanged."""
         if self.operation != "blocks_to_array":
             return data
         return transposed(data, self._taps_and_blocks_swapped).reshape(self.geometry.blocks_shape)
 
     def as_blocks(self, columns: Any) -> Any:
-        """Return columns as blocks in a layout of their own."""
+        """Return columns as block-major blocks."""
         return transposed(columns.reshape(self.geometry.split_columns_shape), self._taps_and_blocks_swapped)
 
     @property
@@ -301,7 +301,7 @@ def plan_of(problem: Problem, variant: str, dtype: str, device: Device = H200, g
 
 
 def pixels(geometry: SlidingGeometry, first: Any, library: Any = np) -> Any:
-    """Return the flat pixel of every (block, tap), by each block's first; one past the image where it falls outside."""
+    """Return the flat pixel of every (block, tap), given each block's first; one past the image for those outside."""
     flat, inside = library.zeros((), np.int64), library.ones((), bool)
     for number, axis in enumerate(geometry.axes):
         along = [1] * (1 + len(geometry.axes))
@@ -312,11 +312,11 @@ def pixels(geometry: SlidingGeometry, first: Any, library: Any = np) -> Any:
 
 
 SUMMED_TOGETHER = 1 << 26
-"""Terms that are added on a GPU at a time, in double precision."""
+"""Terms that are added at a time on a GPU, in double precision."""
 
 
 def _summed(pixel: Any, terms: Any, size: int, weight: Any = None) -> Any:
-    """Add terms (planes, n) by the pixel of each, weighed, in double precision; what lies past the image is dropped."""
+    """Add weighted terms (planes, n) by the pixel of each, in double precision; those outside the image are dropped."""
     library, pixel = library_of(terms), pixel.ravel()
     weight = None if weight is None else weight.ravel()
     if terms.dtype.kind == "c":
@@ -356,12 +356,12 @@ def of_batch(geometry: Any, batch: int) -> Any:
 
 
 def pads_of(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
-    """Return what is added before and after each of the last axes."""
+    """Return the padding before and after each of the last axes."""
     return [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
 
 
 def padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
-    """Return an array or tensor with zeros around its last axes; itself where none are added."""
+    """Return an array or tensor padded with zeros along its last axes; itself if there is no padding."""
     pads = pads_of(geometry)
     if not any(map(any, pads)):
         return array
@@ -372,12 +372,12 @@ def padded(array: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
 
 
 def cropped(image: Any, geometry: SlidingGeometry | SpaceGeometry) -> Any:
-    """View the last axes of a padded image without what is around it."""
+    """View a padded image without the padding of its last axes."""
     return image[(..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in geometry.axes))]
 
 
 def space_of(geometry: SpaceGeometry) -> tuple[int, ...]:
-    """Return the shape of space before it is cropped."""
+    """Return the shape of space before cropping."""
     return geometry.batch, *(axis.padded_size for axis in geometry.axes)
 
 

@@ -1,4 +1,4 @@
-"""By how much a choice loses against the best that was measured: of the rule in a file of races, of `auto` in a run."""
+"""Regret: how much slower choices are than the best measured kernel, for heuristics in races and `auto` in runs."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.operations import OPERATIONS, variants
 
 VARIANTS = tuple(dict.fromkeys(name for operation in OPERATIONS for name in variants(operation)))
-"""Of all operations."""
+"""Label of the row for all operations."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was taken of what was measured."""
+    """A choice among measured kernels."""
 
     source: str
-    """The device, and how it was measured."""
+    """The device and the kind of measurement."""
     operation: str
     problem: str
     taken: str
     best: str
     regret: float
-    """By what share it is slower than the best."""
+    """Fraction by which it is slower than the best."""
 
     @classmethod
     def of(cls, source: str, operation: str, problem: str, taken: str, seconds: Mapping[str, float]) -> Choice:
-        """Compare by the seconds of each that could be taken."""
+        """Compare a choice by the seconds of each kernel."""
         best = min(seconds, key=seconds.__getitem__)
         return cls(source, operation, problem, taken, best, seconds[taken] / seconds[best] - 1)
 
 
 def of_file(path: Path) -> Iterator[Choice]:
-    """Yield the choices of the rule in a file of `gpufold.autotune`, which names that of the rule first."""
+    """Yield the heuristics' choices in a file of `gpufold.autotune`, which lists the heuristics' kernel first."""
     choices = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, TypeError, LookupError, AttributeError, StopIteration):  # cut, or of another release
@@ -50,7 +50,7 @@ def of_file(path: Path) -> Iterator[Choice]:
 
 
 def of_run(run: Run) -> Iterator[Choice]:
-    """Yield the choices of `auto` in a run on a GPU, among the variants that it was free to take."""
+    """Yield the choices of `auto` in a run on a GPU, among the variants that it could take."""
     for row in run.rows:
         free = {
             name: times.median
@@ -62,7 +62,7 @@ def of_run(run: Run) -> Iterator[Choice]:
 
 
 def of_results(runs: Iterable[Run], paths: Iterable[Path]) -> list[Choice]:
-    """Return the choices in runs, and in the files of races in folders, or that are named."""
+    """Return the choices in runs and in files of races, which are named or in named folders."""
     choices = [choice for run in runs for choice in of_run(run)]
     for path in paths:
         files = sorted(path.glob("tuned-*.jsonl")) if path.is_dir() else [path] if path.suffix == ".jsonl" else []

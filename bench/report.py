@@ -1,4 +1,4 @@
-"""Puts what was measured into a table."""
+"""Tables of measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.results import COPY, OTHER_WORK, OURS, Row, Run, geometric_mean
 
 
 def milliseconds(seconds: float) -> str:
-    """Return three digits that count.
+    """Return a number with three significant digits.
 
     >>> milliseconds(0.0123456), milliseconds(2.1e-6)
     ('12.3', '0.0021')
@@ -22,7 +22,7 @@ def milliseconds(seconds: float) -> str:
 
 
 EXPOSED = "!"
-"""Marks a time with gaps, for the host took longer to enqueue the call than the device was kept busy before."""
+"""Mark of a time with gaps: the host took longer to enqueue the call than the device was kept busy."""
 
 
 def _time(row: Row, name: str) -> str:
@@ -84,7 +84,7 @@ def memory_cells(run: Run) -> list[list[str]]:
 
 
 def tables(run: Run) -> list[list[list[str]]]:
-    """Return the table of times, and that of memory where it was measured; the last row of each has means."""
+    """Return the table of times and, if it was measured, of memory; the last row of each has means."""
     return [cells(run), *([memory_cells(run)] if any(row.memory for row in run.rows) else [])]
 
 
@@ -97,7 +97,7 @@ GAPS = "times with gaps: the host took longer to enqueue the call than flushing 
 
 
 def footer(run: Run) -> list[str]:
-    """Tell what the figures depend on."""
+    """Describe the machine and versions of a run."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return [
         "Times are medians in ms of samples taken in turns; ± is half the distance of the quartiles; "
@@ -114,7 +114,7 @@ def footer(run: Run) -> list[str]:
 
 
 def failures(run: Run) -> list[str]:
-    """Tell what was not timed, and why."""
+    """List what was not timed, and why."""
     lines = []
     rows_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in run.rows:
@@ -127,7 +127,7 @@ def failures(run: Run) -> list[str]:
 
 
 LARGE_BYTES = 1_000_000
-"""Problems from this size on count in means over operations: smaller ones measure the cost of a call."""
+"""Least bytes of a problem in the means of an operation: smaller ones measure the overhead of a call."""
 
 
 def large_rows(run: Run) -> dict[str, list[Row]]:
@@ -142,7 +142,7 @@ def large_rows(run: Run) -> dict[str, list[Row]]:
 
 
 def by_operation(run: Run) -> list[list[str]]:
-    """Return a header, and the peers' times over gpufold's: geometric means over each operation's large problems.
+    """Return a header, and the peers' times divided by gpufold's: geometric means over each operation's large problems.
 
     gpufold's own two passes are not among the fastest.
     """
@@ -159,7 +159,7 @@ def by_operation(run: Run) -> list[list[str]]:
 
 
 def markdown(run: Run) -> str:
-    """Return the same tables in Markdown, with what they depend on below, and the means of each operation."""
+    """Return the same tables in Markdown, with the machine and versions, and the means of each operation."""
     body = []
     for lines in tables(run):
         bold = [f"**{text}**" if text else "" for text in lines[-1]]

@@ -1,4 +1,4 @@
-"""What a run measured, and under which circumstances; saved as JSON, a line for each row."""
+"""A run's measurements, machine and versions; saved as JSON, a line per row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS, COPY = "gpufold", "copy"
 
 @dataclass
 class Row:
-    """One problem in one dtype, and the times of everything that ran it."""
+    """A problem in one dtype, and the times of all candidates."""
 
     problem: str
     operation: str
@@ -35,19 +35,19 @@ class Row:
     """The variant that `auto` takes on a GPU."""
     times: dict[str, Times] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of a call at its peak, its result included, beside those that were there before."""
+    """Peak memory of each candidate's call in bytes, including its result."""
     failures: dict[str, str] = field(default_factory=dict)
-    """What was not timed, and why: a wrong result, an exception."""
+    """Candidates that were not timed, and why: a wrong result, an exception."""
     finished: bool = True
-    """False where the device was lost on the way: the row is measured again, without what has failed."""
+    """False if the device failed meanwhile: the row is measured again, without the candidates that failed."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What no two rows of a run have in common."""
+        """The key of a row in a run."""
         return self.problem, self.dtype
 
     def round(self) -> None:
-        """Keep as many digits of the times as are saved, so that a table is the same before and after."""
+        """Round the times to the digits that are saved, so that tables do not change by saving."""
         self.times = {name: times.rounded() for name, times in self.times.items()}
         self.memory = {name: round(significant(count)) for name, count in self.memory.items()}
 
@@ -59,23 +59,23 @@ class Row:
         return self.speed_up(COPY)
 
     def speed_up(self, peer: str | None) -> float | None:
-        """Return a candidate's time over gpufold's, where both were measured."""
+        """Return a candidate's time divided by gpufold's, if both were measured."""
         ours, other = self.times.get(OURS), self.times.get(peer or "")
         return other.median / ours.median if ours and other else None
 
     def memory_ratio(self, peer: str) -> float | None:
-        """Return a peer's memory over gpufold's."""
+        """Return a peer's memory divided by gpufold's."""
         ours, other = self.memory.get(OURS), self.memory.get(peer)
         return other / ours if ours and other else None
 
 
 OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient", "gpufold.jax", "two passes")
-"""Rows that are not among the fastest peers: gpufold's own, and those with a gradient."""
+"""Candidates that do not count as fastest peers: gpufold's own, and those with a gradient."""
 
 
 @dataclass
 class Run:
-    """The rows of one run with everything that they depend on."""
+    """The rows of a run, with its machine, versions and options."""
 
     device: str
     kind: str
@@ -90,14 +90,14 @@ class Run:
     notes: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the command, as far as results depend on them: rows of other options do not belong into the same run."""
+    """Options of the command that results depend on; rows with other options belong to another run."""
 
     def fastest_peer(self, row: Row) -> str | None:
         measured = [peer for peer in self.peers if peer in row.times and peer not in OTHER_WORK]
         return min(measured, key=lambda peer: row.times[peer].median, default=None)
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON, every sample included, a line for each value and each row."""
+        """Write the run as JSON, with every sample, a line per value and per row."""
         values = asdict(self)
         rows = values.pop("rows")
         head = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)},\n" for name, value in values.items()]
@@ -115,7 +115,7 @@ class Run:
         return cls(**values, rows=rows)
 
     def take_over(self, path: Path) -> None:
-        """Take the rows of a saved run for this run's; raise ValueError where they were measured differently."""
+        """Adopt the rows of a saved run; raise ValueError if they were measured differently."""
         earlier = Run.load(path)
         differences = []
         for name in ("device", "kind", "threads", "commit", "versions", "peers", "variants", "options"):
@@ -128,7 +128,7 @@ class Run:
 
 
 def write_at_once(path: Path, text: str) -> None:
-    """Write a file that its readers see as it was or as it will be, and that a crash leaves as one of the two."""
+    """Replace a file atomically, also in a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -151,7 +151,7 @@ def saved(paths: Iterable[Path]) -> dict[Path, Run]:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the values that are there.
+    """Return the geometric mean of the values that are not None.
 
     >>> geometric_mean([1.0, None, 4.0])
     2.0
@@ -161,7 +161,7 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def commit(given: str | None = None) -> str:
-    """Name the commit: the one given, or that of this checkout, and whether anything differs from it."""
+    """Return the given commit, or that of this checkout and whether anything differs from it."""
     if given:
         return given
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]

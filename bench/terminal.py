@@ -47,7 +47,7 @@ def show(console: Console, lines: Sequence[Sequence[str]], totals: bool = False)
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:
-    """Return whether texts are numbers, with what a table marks them by, or empty."""
+    """Return whether texts are numbers, maybe with a table's marks, or empty."""
     bare = [text.strip("<%x*!±") for text in texts if text]
     return all(text.replace(".", "", 1).replace("e+", "").isdigit() for text in bare)
 

@@ -1,4 +1,4 @@
-"""Clocks, and the one way in which candidates are measured: interleaved, each with the same share of the time."""
+"""Clocks, and the measurement of candidates: interleaved, with equal shares of the time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LEAST_SAMPLES = 3
 MOST_SAMPLES = 200
 
 SAMPLE_SECONDS = 2e-3
-"""A sample repeats a call until it is this long, so that what the clock itself takes does not show."""
+"""Least seconds of a sample, which repeats a call so that the clock's own time does not matter."""
 
 WARM_CALLS, WARM_SECONDS = 16, 0.6
-"""Calls before the first sample, unless fewer take so long: what a candidate learns from its calls, it knows then."""
+"""Calls before the first sample, and their most seconds: candidates that tune themselves by calls have done so then."""
 
 SETTLING_SECONDS = 0.003
-"""Pause before a CPU sample, in which the threads of the candidate before stop spinning for more work."""
+"""Pause before a CPU sample, in which threads of the previous candidate stop spinning."""
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Times:
 
     seconds: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
-    """Seconds until a call returned, where that is before its result is there: on a GPU."""
+    """Seconds until an asynchronous call returned, on a GPU."""
     hidden: list[float] = field(default_factory=list)
-    """Seconds that the device was kept busy before a call, so that it found the whole call when it came to it."""
+    """Seconds that the device was kept busy before a call, so that the whole call was enqueued when it started."""
 
     @property
     def median(self) -> float:
@@ -48,12 +48,12 @@ class Times:
 
     @property
     def exposed(self) -> bool:
-        """Whether the host took longer for most calls than the device was kept busy: the times have gaps then."""
+        """Whether the host took longer for most calls than the device was kept busy, so that times have gaps."""
         gaps = [host > hidden for host, hidden in zip(self.host, self.hidden, strict=False)]
         return 2 * sum(gaps) > len(gaps)
 
     def rounded(self) -> Times:
-        """Return the same with as many digits as are saved."""
+        """Return the same, rounded to the digits that are saved."""
         return Times(*([significant(value) for value in values] for values in (self.seconds, self.host, self.hidden)))
 
 
@@ -80,7 +80,7 @@ class CpuClock:
         self.counter, self.pause = counter, pause
 
     def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """Run a call for the first time; return its answer and the seconds until that was there."""
+        """Run a call for the first time; return its result and the seconds until it was available."""
         start = self.counter()
         answer = call()
         return answer, self.counter() - start
@@ -93,7 +93,7 @@ class CpuClock:
         return max(1, round(SAMPLE_SECONDS / max(seconds[-1], 1e-9)))
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add the mean of some calls, after one that wakes the candidate's threads and fills the caches again.
+        """Add the mean of some calls, after one that wakes the candidate's threads and refills the caches.
 
         Return the seconds that this took.
         """
@@ -119,7 +119,7 @@ class GpuClock:
     FLUSHED_CACHES = 4
 
     MARGIN = 3
-    """How much longer than the host's part of a call the device is kept busy."""
+    """Factor by which the device is kept busy longer than the host needs for a call."""
 
     MOST_FLUSHES = 100
 
@@ -136,14 +136,14 @@ class GpuClock:
         return answer, self.counter() - start
 
     def repeats(self, call: Callable[[], Any]) -> int:
-        """Return how often the cache is flushed before a call, which is warm by now, to hide the host's part of it."""
+        """Return how many flushes of the cache before a call, warm by now, hide the host's time."""
         tried = Times()
         for _ in range(LEAST_SAMPLES):
             self.sample(call, 1, tried)
         return max(1, min(self.MOST_FLUSHES, ceil(self.MARGIN * median(tried.host) / min(tried.hidden))))
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add the time on the device, the time until the call returned and that of the flushes before."""
+        """Add the time on the device, the time until the call returned, and the time of the flushes before."""
         began = self.counter()
         first, before, after = (self.cupy.cuda.Event() for _ in range(3))
         first.record()
@@ -203,7 +203,7 @@ def interleave(
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep what is freed for the next allocation; False where there is no such call.
+    """Make the C library keep freed memory for the next allocation; return False if it cannot.
 
     Otherwise each large result is fresh memory, whose pages the operating system makes on first touch: several
     times the cost of the operation itself, and not the same from one sample to the next. A library with an arena

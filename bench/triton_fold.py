@@ -1,4 +1,4 @@
-"""A fold of two axes in Triton, as its users write one: a program has a tile of one plane's pixels."""
+"""A fold of two axes in Triton, as a user would write it: a program has a tile of one plane's pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 UNROLLED = 64
-"""Taps up to which the loop over them is unrolled."""
+"""Most taps for which the loop over them is unrolled."""
 
 
 @triton.jit

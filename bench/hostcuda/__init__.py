@@ -1,4 +1,4 @@
-"""Runs the CUDA kernels on the CPU, from their unmodified sources; README.md beside this says how and what for."""
+"""Runs the CUDA kernels on the CPU, from their unmodified sources; see README.md in this folder."""
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable

@@ -1,4 +1,4 @@
-"""Builds kernels with g++, once: the libraries are cached on disk by what they are made of."""
+"""Builds kernels with g++; libraries are cached on disk by the content of their sources."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ KERNEL = [
     *[*COMPILER, "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas"],
     *["-fvisibility=hidden", "-fno-gnu-unique"],
 ]
-"""No contraction: a multiply and an add round twice, as -fmad=false makes them on a GPU. Nothing is visible or unique
-by name: many kernels are loaded at a time, and each keeps its functions and its shared memory to itself."""
+"""No contraction: a multiply and an add round twice, as on a GPU with -fmad=false. Symbols are hidden: many kernels are
+loaded at a time, and each has its own functions and shared memory."""
 
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 LINES = ["-gdwarf-4", "-g1"]
-"""What names the lines of a fault; variables, of which nobody reads, would take g++ as long again."""
+"""Debug lines for faults; debug variables, which nothing reads, would double the time of g++."""
 
 Build = Literal["plain", "observed", "sanitized"]
 Runtime = Literal[Build, "machine"]
@@ -43,11 +43,11 @@ KERNEL_FLAGS: dict[Build, list[str]] = {
     "observed": ["-O1", *LINES, "-DHOSTCUDA_OBSERVED=1", "-fsanitize=thread"],
     "sanitized": ["-Og", *LINES, *SANITIZERS],
 }
-"""Optimised little: g++ takes far longer than the kernels run, and `__forceinline__` holds all the same."""
+"""Little optimisation: g++ takes far longer than the kernels run, and `__forceinline__` holds anyway."""
 
 
 def _vector_flags() -> list[str]:
-    """Give the flags by which this machine works on eight lanes of a warp at a time."""
+    """Return the flags with which this machine computes eight lanes of a warp at a time."""
     facts = Path("/proc/cpuinfo")
     return ["-mavx2"] if facts.exists() and "avx2" in facts.read_text().split() else []
 
@@ -62,7 +62,7 @@ RUNTIMES: dict[Runtime, tuple[list[str], list[str]]] = {
 
 
 class BuildError(Exception):
-    """g++ refused a kernel; the message is the compiler's."""
+    """g++ failed to compile a kernel; the message is the compiler's."""
 
 
 @cache
@@ -99,7 +99,7 @@ def unavailable() -> str | None:
 
 @cache
 def cache_folder() -> Path:
-    """Where builds are kept between runs."""
+    """The folder that keeps builds between runs."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(home) / "gpufold" / "hostcuda"
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def with_includes(source: Path, folders: tuple[Path, ...], known: dict[Path, byt
 
 
 def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[Path], object], command: str = "") -> Path:
-    """Return the file that is kept for what it is made of; where there is none, let a function make it."""
+    """Return the cached file for a content; if there is none, let a function make it."""
     key = hashlib.sha256(command.encode())
     for part in made_of:
         key.update(hashlib.sha256(part).digest())
@@ -133,12 +133,12 @@ def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[Path], object], 
     if not result.exists():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
             make(made := Path(folder) / result.name)
-            made.replace(result)  # atomic: two processes may make the same
+            made.replace(result)  # atomic: two processes may make the same file
     return result
 
 
 def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
-    """Run a compiler command that writes to `-o`, unless its result exists for what these sources now say.
+    """Run a compiler command that writes to `-o`, unless its result for the current sources exists.
 
     It runs in the checkout, and names files by their places there: a copy of the checkout finds what this one built.
     """
@@ -165,7 +165,7 @@ def _includes() -> list[str]:
 
 @cache
 def build_runtime(build: Runtime) -> Path:
-    """What runs the kernels of a build; the same for all of them."""
+    """The library that runs the kernels of a build, the same for all of them."""
     reason = unavailable()
     if reason:
         raise BuildError(reason)
@@ -176,7 +176,7 @@ def build_runtime(build: Runtime) -> Path:
 
 @cache
 def _precompiled_words(build: Build) -> Path:
-    """The words of CUDA, which every kernel starts with, as a precompiled header: a third of the time."""
+    """CUDA's keywords, with which every kernel starts, as a precompiled header: a third of the time."""
     header = HOST / "cuda_words.h"
     command = [*KERNEL, *KERNEL_FLAGS[build], *_includes(), "-x", "c++-header", _here(header)]
     return _cached(".h.gch", [header], command)

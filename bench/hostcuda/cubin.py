@@ -1,4 +1,4 @@
-"""What a kernel becomes on a GPU, without one: NVRTC compiles a plan, and the machine code is read.
+"""A kernel's machine code, without a GPU: NVRTC compiles a plan, and the cubin is read.
 
 How often its instructions are run is not in the machine code, but machine.py runs them.
 """
@@ -25,20 +25,20 @@ from .build import KERNELS, Defines, cuda_headers, file_of_wheel, keep, with_inc
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 RESERVED_SHARED_BYTES = 1024
-"""Of each block, for the system; listed with the kernel's own from compute capability 9.0 on."""
+"""Bytes of shared memory per block for the system; listed with the kernel's from compute capability 9.0 on."""
 
 
 class CompileError(Exception):
-    """NVRTC refused a kernel; the message is its log, with file and line."""
+    """NVRTC failed to compile a kernel; the message is its log, with file and line."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel asks for."""
+    """The resources of a kernel."""
 
     registers: int
     stack_bytes: int
-    """More than zero where registers are spilled."""
+    """More than zero if registers are spilled."""
     shared_bytes: int
 
 
@@ -63,13 +63,13 @@ def unavailable() -> str | None:
 def _nvrtc() -> ctypes.CDLL:
     if reason := unavailable():
         raise CompileError(reason)
-    # NVRTC looks for its builtins by name only, and finds them when they are loaded already.
+    # NVRTC looks for its builtins by name only, and finds them if they are loaded already.
     ctypes.CDLL(str(file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc-builtins\.so[.\d]+")))
     return ctypes.CDLL(str(file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+")))
 
 
 def options(architecture: int, kernels: Path, flush: bool) -> list[str]:
-    """Give the options that matter to the machine code, as CuPy passes them."""
+    """Return the options that affect the machine code, as CuPy passes them."""
     headers = cuda_headers()
     includes = [f"-I{folder}" for folder in (kernels, headers, f"{headers}/cccl")]
     return ["-std=c++17", f"-arch=sm_{architecture}", *includes, f"-ftz={str(flush).lower()}"]
@@ -101,7 +101,7 @@ def compile(
 
 
 def compile_text(text: str, passed: Sequence[str]) -> bytes:
-    """Compile a program as it is, to PTX for an architecture such as compute_90, and keep nothing."""
+    """Compile a program to PTX for an architecture such as compute_90, without caching."""
     return _compile("program.cu", text, [option.encode() for option in passed])
 
 
@@ -129,7 +129,7 @@ def _compile(source: str, text: str, passed: list[bytes]) -> bytes:
 
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
-    """Compile a plan's kernel and read what it asks for."""
+    """Compile a plan's kernel and read its resources."""
     cubin = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
     usage = _read(cubin, "cuobjdump", "-res-usage")
     found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
@@ -148,7 +148,7 @@ def architecture_of(device: Device) -> int:
 
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
-    """Count a plan's instructions by name, subroutines included: once each, however often they are run."""
+    """Count a plan's instructions by name, including subroutines: each once, however often it runs."""
     listed = instructions(plan.source, plan.symbol, plan.defines, architecture, flush=flush)
     return Counter(line.name for line in listed)
 
@@ -174,7 +174,7 @@ def instructions(
 
 
 def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS) -> bytes:
-    """Return a section of a plan's cubin, which is an ELF file; empty where it has none of that name."""
+    """Return a section of a plan's cubin, an ELF file; empty if it has none of that name."""
     code = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count, of_names = struct.unpack_from("<3H", code, 0x3A)
@@ -199,10 +199,10 @@ def _read(cubin: bytes, tool: str, option: str) -> str:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of SASS; labels are those that stand in front of it."""
+    """A line of SASS; labels are those in front of it."""
 
     labels: tuple[str, ...]
     guard: str | None
-    """The predicate without which it does nothing, such as P0 or !UP1."""
+    """The predicate that guards it, such as P0 or !UP1."""
     name: str
     operands: tuple[str, ...]

@@ -24,13 +24,13 @@ from .build import KERNELS, Build, Defines, build_kernel, build_runtime
 from .memory import POISON, Fault, NDArray, Placed, poison
 
 Argument = NDArray | tuple[NDArray, ...] | bytes | int | None
-"""An array or None, a null, for a pointer; several for a struct of pointers to const; bytes or an int for a value."""
+"""An array, or None for null, for a pointer; several for a struct of pointers to const; bytes or an int for a value."""
 Prepared = Placed | tuple[Placed, ...] | bytes | int | None
 Size3 = tuple[int, int, int]
 Mode = Literal["plain", "observed", "shuffled", "sanitized"]
 
 _one_at_a_time = threading.Lock()
-"""The scheduler of a build keeps one launch in its global variables."""
+"""Lock of the launch, which the scheduler of a build keeps in global variables."""
 
 
 def launch(
@@ -47,7 +47,7 @@ def launch(
     skips: bool = False,
     known: NDArray | None = None,
 ) -> None:
-    """Launch a kernel as cuLaunchKernel would: see Argument for what it takes.
+    """Launch a kernel as cuLaunchKernel would, with arguments as in `Argument`.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def run(
     seed: int = 0,
     kernels: Path = KERNELS,
 ) -> None:
-    """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises."""
+    """Execute a plan, from the sources in the folder `kernels`, and check the promises of plans."""
     known = np.arange(plan.scratch_bytes) < plan.zeroed_bytes if plan.scratch_bytes else None
     for step, arguments in launches_of(plan, input_array, output_array, window, positions, weight_out):
         launch(
@@ -115,7 +115,7 @@ def launches_of(
     positions: NDArray | None,
     weight_out: NDArray | None = None,
 ) -> Iterator[tuple[Plan, tuple[Argument, ...]]]:
-    """Yield the launches of a plan, each with its arguments.
+    """Yield the launches of a plan with their arguments.
 
     The output starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
     """
@@ -144,7 +144,7 @@ def scratch_of(plan: Plan) -> NDArray:
 
 
 def launch_in_place(path: Path, grid: Size3, block: Size3, values: Sequence[bytes]) -> None:
-    """Launch a plain build on memory where it lies: every argument is the bytes that the kernel takes for it."""
+    """Launch a plain build on memory in place; arguments are the bytes that the kernel takes."""
     kernel = module.load(path, build_runtime("plain"))
     _call(kernel, module.Launch(kernel.module, grid=grid, block=block), values)
 
@@ -172,7 +172,7 @@ def _run_here(
     known: NDArray | None = None,
     guard: Callable[[int, int], Any] | None = None,
 ) -> list[int]:
-    """Run in this process, and bring the arrays back; return which arguments were there to be written.
+    """Run in this process and copy the arrays back; return which arguments could be written.
 
     A guard is told of the memory around each array, by its address and size.
     """
@@ -217,14 +217,14 @@ def _run_here(
 
 
 # ---------------------------------------------------------------------------------------------
-# Sanitizers: a process of their own, which they end where they find something
+# Sanitizers: a separate process, which they end when they find an error
 
 _servers: list[subprocess.Popen[bytes]] = []
-"""The process that runs sanitized builds, one after the other, where there is one."""
+"""The process that runs sanitized builds one after another, if there is one."""
 
 
 def _run_apart(files: tuple[Path, Path], grid: Size3, block: Size3, arguments: Sequence[Argument]) -> None:
-    """Run in the process of the sanitizers, and bring the arrays back."""
+    """Run in the process of the sanitizers, and copy the arrays back."""
     with _one_at_a_time:
         server = _servers.pop() if _servers else _server()
         assert server.stdin
@@ -250,7 +250,7 @@ def _run_apart(files: tuple[Path, Path], grid: Size3, block: Size3, arguments: S
 def _server() -> subprocess.Popen[bytes]:
     found = ["g++", "-print-file-name=libasan.so"]
     library = subprocess.run(found, capture_output=True, text=True, check=True).stdout.strip()
-    # Leaks are of no interest, and neither is where the process keeps its stacks.
+    # Neither leaks nor the places of stacks matter.
     options = {"ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=16", "UBSAN_OPTIONS": "print_stacktrace=1"}
     return subprocess.Popen(
         [sys.executable, "-c", f"from {__name__} import serve; serve()"],
@@ -262,7 +262,7 @@ def _server() -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """Run what the other process asks for until it ends."""
+    """Run the other process's requests until it ends."""
     guard = ctypes.CDLL(None).__asan_poison_memory_region
     guard.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     with suppress(EOFError):
@@ -277,7 +277,7 @@ def serve() -> None:
 
 
 def _as_it_lies(array: NDArray) -> tuple[Any, ...]:
-    """Say how another process makes the same of an array: its strides stay, and its place in its owner's memory."""
+    """Return how another process makes the same array: with its strides, and its place in its owner's memory."""
     placed = Placed(array)
     content = bytes(placed.misalignment) + placed.between_guards.tobytes()
     offset = placed.misalignment + placed.offset - placed.front
@@ -289,14 +289,14 @@ def _laid(content: bytes, shape: tuple[int, ...], dtype: str, offset: int, strid
 
 
 def prepared(argument: Argument) -> Prepared:
-    """Put the arrays of an argument where a GPU would have them."""
+    """Copy the arrays of an argument to memory like a GPU's."""
     if isinstance(argument, tuple):
         return tuple(map(Placed, argument))
     return Placed(argument) if isinstance(argument, np.ndarray) else argument
 
 
 def bring_back(argument: Prepared, number: int, writable: bool) -> None:
-    """Bring the arrays of an argument back, or check that nothing was written to them."""
+    """Copy the arrays of an argument back, or check that they were not written."""
     for placed in arrays_of(argument):
         if writable:
             placed.copy_back(f"argument {number}")
@@ -312,7 +312,7 @@ def arrays_of(argument: Prepared) -> tuple[Placed, ...]:
 
 
 def bytes_of(value: Prepared, size: int = 8) -> bytes:
-    """Return what a kernel is given for an argument: of arrays their addresses."""
+    """Return the value of an argument that a kernel gets; addresses of arrays."""
     if isinstance(value, tuple | Placed):
         return b"".join(bytes(placed.pointer) for placed in arrays_of(value))
     number = value or 0
@@ -320,7 +320,7 @@ def bytes_of(value: Prepared, size: int = 8) -> bytes:
 
 
 def _with_lines(path: Path, message: str) -> str:
-    """Replace the code offsets {hex} of a message by where they are in the source."""
+    """Replace the code offsets {hex} of a message by places in the source."""
 
     def line(found: re.Match[str]) -> str:
         command = ["addr2line", "--inlines", "--exe", str(path), found[1]]

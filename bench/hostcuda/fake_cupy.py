@@ -1,4 +1,4 @@
-"""A stand-in for CuPy over the host build of the kernels: the GPU tests' own code runs, but no GPU.
+"""A stand-in for CuPy on the host build of the kernels: GPU tests run without a GPU.
 
     PYTHONPATH=tests python -m pytest -p bench.hostcuda.fake_cupy tests/test_gpu.py
 
@@ -46,13 +46,13 @@ from .execute import launch_in_place
 
 DEVICES = 2
 TOTAL_BYTES = 1 << 30
-"""What the memory of a device is said to be."""
+"""Reported memory of a device."""
 UNIT = 512
-"""Bytes that allocations are multiples of, and lie on multiples of."""
+"""Size and alignment granularity of allocations, in bytes."""
 GUARD = 4096
 GARBAGE = 0xFF
 POOLS_OF_DEVICES = True
-"""Whether the devices have memory pools, for what is allocated in the order of a stream."""
+"""Whether the devices have memory pools for stream-ordered allocation."""
 BANNER = "a stand-in for CuPy over the host build: no GPU ran"
 
 _lock = threading.RLock()
@@ -60,7 +60,7 @@ _thread = threading.local()
 
 
 class Misuse(AssertionError):
-    """CuPy would let this pass, and a GPU would not."""
+    """An error that CuPy does not detect and a GPU would."""
 
 
 class _CUDAError(RuntimeError):
@@ -87,7 +87,7 @@ class CUDADriverError(_CUDAError):
 
 
 class OutOfMemoryError(MemoryError):
-    """More than a pool or a device has."""
+    """A pool or a device is out of memory."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -120,23 +120,23 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
     def synchronize(self):
-        """Do all that is queued on the device."""
+        """Do all queued work of the device."""
         _check_alive()
         _forbid_while_capturing(CUDARuntimeError(900))
         _finish(self.id)
 
 
 _queues = defaultdict(deque)
-"""What is queued, by device and stream."""
+"""Queued work, by device and stream."""
 _captures = {}
-"""What is being captured, by stream."""
+"""Captures in progress, by stream."""
 
 GLOBAL, RELAXED = 0, 2
-"""Modes of a capture: whether it forbids what is unsafe."""
+"""Modes of a capture: whether it forbids unsafe calls."""
 
 
 LOSES_THE_DEVICE = os.environ.get("FAKE_CUPY_LOSES_THE_DEVICE")
-"""The kernel after which every call fails, as after an access to memory that is not there."""
+"""The kernel after which every call fails, as after an illegal access."""
 _lost = []
 
 
@@ -160,7 +160,7 @@ def _check_alive():
 
 
 def _forbid_while_capturing(error):
-    """Raise an error that makes captures invalid, where there are any that are not relaxed."""
+    """Raise an error that invalidates captures, if any of them is not relaxed."""
     forbidding = [capture for capture in _captures.values() if capture.mode != RELAXED]
     for capture in forbidding:
         capture.is_lost = True
@@ -169,7 +169,7 @@ def _forbid_while_capturing(error):
 
 
 def _queue(work, stream, device):
-    """Queue work on the memory of a device, or add it to what is captured."""
+    """Queue work on the memory of a device, or add it to a capture."""
     stream = get_current_stream() if stream is None else stream
     if stream.device_id not in (-1, device):
         raise Misuse(f"a stream of device {stream.device_id} got work on memory of device {device}")
@@ -273,7 +273,7 @@ class Graph:
 
 
 def _host(pointer, shape, strides, dtype):
-    """Return the elements of an array in a device's memory; they are there when work is being done."""
+    """Return the elements of an array in a device's memory, which are valid while work is done."""
     if 0 in shape:
         return np.empty(shape, dtype)
     interface = {"version": 3, "data": (pointer, False), "shape": shape, "strides": strides}
@@ -282,7 +282,7 @@ def _host(pointer, shape, strides, dtype):
 
 
 class Memory:
-    """An allocation of its own, as cudaMalloc makes them; device work that is under way outlives no free."""
+    """A separate allocation, as by cudaMalloc; a free waits for work in progress."""
 
     def __init__(self, size, in_order=False):
         if not in_order:
@@ -305,7 +305,7 @@ class Memory:
             raise Misuse(f"a kernel wrote outside an allocation of {self.size} bytes")
 
     def __del__(self):
-        if getattr(self, "size", 0) and _lock is not None:  # None where the interpreter ends
+        if getattr(self, "size", 0) and _lock is not None:  # None when the interpreter ends
             with suppress(CUDARuntimeError):
                 _finish(self.device_id)
 
@@ -314,7 +314,7 @@ _allocations = weakref.WeakValueDictionary()
 
 
 def _allocated():
-    """Return what is allocated now, whatever other threads allocate or free meanwhile: values() would raise."""
+    """Return the current allocations; unlike values(), safe while other threads allocate or free."""
     return [memory for reference in _allocations.valuerefs() if (memory := reference()) is not None]
 
 
@@ -338,7 +338,7 @@ class PooledMemory:
     def __del__(self):
         if hasattr(self, "_chunk"):
             chunk = self._chunk
-            with suppress(CUDARuntimeError):  # of a capture that is lost
+            with suppress(CUDARuntimeError):  # of a lost capture
                 _queue(lambda: chunk, self._stream, self.device_id)
             if self._pool is not None:
                 self._pool._used[self.device_id] -= self.size
@@ -463,7 +463,7 @@ class ndarray:
         self._elements = _host(self.data.ptr, self.shape, self.strides, self.dtype)
 
     def _view(self, change):
-        """Return the view that NumPy makes of an array like this; its elements are not looked at."""
+        """Return NumPy's view of an array like this, without reading elements."""
         view = change(self._elements)
         offset = view.ctypes.data - self._elements.ctypes.data if view.size else 0
         return ndarray(view.shape, self.dtype, self.data + offset, view.strides)
@@ -560,19 +560,19 @@ class ndarray:
 
 
 def _cast(origin, dtype):
-    """Return what a cast does to elements: CuPy's flush float32 denormals."""
+    """Cast elements as CuPy does: its casts flush float32 denormals."""
     if {np.dtype(origin), np.dtype(dtype)} != {np.dtype(np.float32), np.dtype(np.float64)}:
         return lambda got: got
     return lambda got: _flushed(got.astype(np.float32))
 
 
 def _elementwise(function, result, *operands):
-    """Queue `result[...] = function(*operands)` for the current device, whose arrays they all must be."""
+    """Queue `result[...] = function(*operands)` on the current device, which all arrays must be on."""
     for array in (result, *operands):
         if isinstance(array, ndarray) and array.data.device_id != get_device():
             raise ValueError(f"an array of device {array.data.device_id}, and the current one is {get_device()}")
         if isinstance(array, ndarray) and not array.flags.aligned:
-            raise Misuse("elements off their size")  # each is read as one, which ends a process on a GPU
+            raise Misuse("elements off their size")  # an unaligned read ends a process on a GPU
     into, given = result._elements, [each._elements if isinstance(each, ndarray) else each for each in operands]
 
     def work():
@@ -585,7 +585,7 @@ def _elementwise(function, result, *operands):
 
 
 def _combine(function, *operands):
-    """Queue a function of NumPy, for an array of the shape and dtype that it gives for zeros like the operands."""
+    """Queue a NumPy function; its result has the shape and dtype that it gives for zeros like the operands."""
     zeros = [np.zeros(each.shape, each.dtype) if isinstance(each, ndarray) else each for each in operands]
     with np.errstate(all="ignore"):
         like = np.asarray(function(*zeros))
@@ -593,7 +593,7 @@ def _combine(function, *operands):
 
 
 def _flushed(array):
-    """Return elements as instructions of CuPy's kernels take them: float32 denormals are zeros."""
+    """Return elements as CuPy's kernels read them: float32 denormals are zeros."""
     if getattr(array, "dtype", None) != np.float32:
         return array
     return np.where(np.abs(array) < np.finfo(np.float32).tiny, np.copysign(0, array), array)
@@ -696,11 +696,11 @@ _lent_streams = {}
 
 
 _lent = {}
-"""Memory of other libraries: the end and the device by the address that it begins at."""
+"""Memory of other libraries: end and device by the first address."""
 
 
 def lend(address, size, device):
-    """Take memory of another library for a device's."""
+    """Register memory of another library as a device's."""
     _lent[address] = address + size, device
 
 
@@ -728,7 +728,7 @@ def memcpy_async(to, origin, size, kind, stream):
 
 
 def _stream_at(handle):
-    """Return the stream of a handle: of CuPy's own, or another library's."""
+    """Return the stream of a handle, CuPy's own or another library's."""
     return _streams_by_handle.get(handle) or ForeignStream(handle)
 
 
@@ -756,11 +756,11 @@ class RawKernel:
 
 
 _loaded = {}
-"""The functions that are loaded, by file, kernel, specialisation and device: CuPy loads none twice in a process."""
+"""Loaded functions, by file, kernel, specialisation and device: CuPy loads none twice in a process."""
 
 
 class Function:
-    """A kernel that is compiled for a device, which is launched on a stream of CuPy's or any with a handle."""
+    """A kernel compiled for a device, launched on a stream of CuPy or any stream with a handle."""
 
     def __init__(self, name, library):
         self.name, self._library = name, library
@@ -787,10 +787,10 @@ class Function:
         _queue(work, None if stream is None else _stream_at(stream.ptr), get_device())
 
     def _value(self, argument, parameter):
-        """Return the bytes that an argument is, as CuPy converts it; they must be as many as the kernel takes."""
+        """Return an argument as bytes, as CuPy converts it; their number must be the kernel's."""
         if parameter.pointer:
             address = argument.data.ptr if isinstance(argument, ndarray) else argument or 0
-            if address:  # else of an empty array
+            if address:  # zero for an empty array
                 check_lent(address, f"an argument of {self.name}")
             return address.to_bytes(8, "little")
         value = argument.tobytes()
@@ -804,12 +804,12 @@ class Function:
 
 PROPERTIES = {"name": b"no GPU: the stand-in for CuPy", "major": 9, "minor": 0, "l2CacheSize": 50 << 20}
 PROPERTIES |= {"multiProcessorCount": 132, "maxThreadsPerMultiProcessor": 2048}
-"""Of an H200, as what is asked for by number: its bytes of the L2 cache and of shared memory."""
+"""Those of an H200, as are the attributes that `cupy` gives by number."""
 
 
 @cache
 def cupy():
-    """Return the module that is CuPy's here."""
+    """Return the module that stands in for CuPy."""
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDevice=get_device,
@@ -872,14 +872,14 @@ NOT_HERE = {
     "test_past_two_to_the_31": "needs many GB",
     "fills-the-device": "needs the speed of a GPU",
 }
-"""Parts of names of tests that say nothing here, and why."""
+"""Parts of names of tests that are meaningless here, and why."""
 
 ALL_OF = ("test_smoke",)
-"""Tests of which no problem is left out: each is of another kernel."""
+"""Tests that run with all problems, because each problem has another kernel."""
 
 
 def pytest_plugin_registered(plugin, manager):
-    """Stand in as soon as this is a plugin, since others import CuPy where they find it."""
+    """Stand in as soon as this is a plugin, because other modules import CuPy if they find it."""
     if plugin is sys.modules[__name__]:
         if sys.modules.setdefault("cupy", cupy()) is not cupy():
             raise RuntimeError("CuPy is imported already, so it cannot be stood in for")
@@ -894,7 +894,7 @@ def pytest_addoption(parser):
 
 
 def leave_out(config, items):
-    """Skip what says nothing here, and leave out all but some problems of each test."""
+    """Skip tests that are meaningless here, and all but some problems of each test."""
     import pytest
 
     of_each, most = defaultdict(list), config.getoption("--of-each")

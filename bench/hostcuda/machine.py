@@ -1,4 +1,4 @@
-"""Executes a plan's machine code on the CPU: what a GPU's warps would do, instruction by instruction.
+"""Executes a plan's machine code on the CPU as a GPU's warps would, instruction by instruction.
 
 NVRTC compiles the plan for an architecture, nvdisasm lists its instructions, this module reads them, and
 host/machine.cpp executes them, 32 lanes at a time. So every count is of what is really run: the
@@ -35,14 +35,14 @@ ZERO_REGISTER, TRUE = 255, 7
 GLOBAL, SHARED, LOCAL = range(3)
 
 COMPILERS_BANK = 1 << 16
-"""Where bank 2, numbers that the compiler put there, begins in the constants; bank 0 is smaller."""
+"""Offset of bank 2, the compiler's numbers, in the constants; bank 0 is smaller."""
 
 STACK_BYTES = 4096
-"""Of a thread, for spilled registers."""
+"""Bytes of a thread's stack, for spilled registers."""
 
 
 class Unknown(Exception):
-    """An instruction whose meaning this module does not know; the message is its text."""
+    """An instruction that this module does not know; the message is its text."""
 
 
 class _Source(ctypes.Structure):
@@ -70,13 +70,13 @@ class _Instruction(ctypes.Structure):
 
 
 class Accesses(ctypes.Structure):
-    """Of one kind to global memory, in requests: what one instruction of one warp asks for is one."""
+    """Accesses of one kind to global memory; a request is one instruction of one warp."""
 
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "bytes", "sectors"))
 
 
 class Counters(ctypes.Structure):
-    """What a launch did; instructions are a warp's."""
+    """Counts of a launch; instructions are counted per warp."""
 
     _fields_ = (
         *((name, Accesses) for name in ("loads", "stores", "atomics")),
@@ -117,15 +117,15 @@ def _operations() -> dict[str, int]:
 SPECIAL = ("TID.X", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
 
 COMPARISONS = {"LT": 1, "EQ": 2, "LE": 3, "GT": 4, "NE": 5, "GE": 6, "NUM": 7, "NAN": 8}
-"""Of what holds: 1 less, 2 equal, 4 greater, 8 unordered."""
+"""Comparisons as sums of 1 less, 2 equal, 4 greater, 8 unordered."""
 
 ROUNDINGS = {"RN": 0, "RM": 1, "RP": 2, "RZ": 3}
 
 WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "F64": 8, "128": 16}
-"""Bytes of an access to memory, where they are not four."""
+"""Bytes of an access to memory, if not four."""
 
 WITHOUT_EFFECT = ("NOP", "BMOV", "YIELD", "DEPBAR", "ERRBAR", "MEMBAR", "CCTL", "WARPSYNC.ALL")
-"""What changes nothing for warps that run one at a time, or (BMOV.CLEAR) only a register that the next BSSY sets."""
+"""Instructions without effect on warps that run one at a time; BMOV.CLEAR changes only a register that BSSY sets."""
 
 ATOMICS = (("RED", "mi"), ("REDG", "mi"), ("ATOM", "rdmi"), ("ATOMG", "rdmi"))
 
@@ -206,7 +206,7 @@ ROWS = (
 machine.cpp, its operands, a letter each (see `_Reader.take`), and its mode, a word a number (see `_Reader.word`)."""
 
 OTHERS = {"X", "EX", "B1", "B2", "B3", "64", "S64", "U64", "U8", "S8", "U16", "S16", "F16", "F64"}
-"""Modifiers that make another instruction of it: a row names those of its own, in its name or mode."""
+"""Modifiers that make another instruction; a row has its own in its name or mode."""
 
 
 @cache
@@ -221,21 +221,21 @@ def _row_of(name: str) -> tuple[str, str, str]:
 
 
 def _parts(pattern: str, text: str) -> tuple[Any, ...]:
-    """Return the groups of a pattern that is all of a text."""
+    """Return the groups of a pattern that matches a whole text."""
     if found := re.fullmatch(pattern, text):
         return found.groups()
     raise LookupError
 
 
 class _Reader:
-    """One line: its operands, taken from the left."""
+    """A line, whose operands are read from the left."""
 
     def __init__(self, line: cubin.Instruction, labels: dict[str, int]) -> None:
         self.line, self.labels = line, labels
         self.modifiers = line.name.split(".")[1:]
         self.operands = [operand.replace(".reuse", "").partition(" ")[0] for operand in line.operands]
         self.numbers: list[int] = []
-        """What was read for the mode."""
+        """Values read for the mode."""
         self.made = _Instruction(to=ZERO_REGISTER)
         for predicates in (self.made.to_predicate, self.made.predicate):
             for number in range(len(predicates)):
@@ -419,7 +419,7 @@ def work(
     device: Device = H200,
     kernels: Path = KERNELS,
 ) -> list[Counters]:
-    """Execute a plan's machine code for a device; arrays become what a GPU would make of them.
+    """Execute a plan's machine code for a device; arrays are changed as a GPU would.
 
     Return what each launch did: those that fill scratch memory, and last the plan's own.
     """

@@ -1,4 +1,4 @@
-"""Arrays as a kernel finds them on a GPU: aligned, surrounded by what is not theirs, and full of garbage."""
+"""Arrays as on a GPU: aligned, surrounded by other memory, and full of garbage."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import numpy as np
 NDArray = np.ndarray[Any, Any]
 
 POISON = 0xFF
-"""Every byte of unwritten memory: NaN as a float, -1 as an integer, no bool at all."""
+"""Every byte of unwritten memory: NaN as a float, -1 as an integer, invalid as a bool."""
 
 GUARD = 4096
 """Bytes on either side of an array that nothing may touch."""
 
 ALIGNMENT = 256
-"""What a GPU's allocator aligns to."""
+"""Alignment of a GPU's allocator."""
 
 
 class Fault(Exception):
-    """The kernel did what it must not do; the message says what, and where in its source."""
+    """An error of a kernel; the message says what it did, and where in its source."""
 
 
 def poison(dtype: np.dtype[Any]) -> NDArray:
-    """Give one element of unwritten memory."""
+    """Return an element of unwritten memory."""
     return np.frombuffer(bytes([POISON]) * dtype.itemsize, dtype)
 
 
 class Placed:
-    """An array copied to where a GPU would have it, between guards.
+    """An array copied to memory like a GPU's, between guards.
 
     Strides stay. The first byte of the memory that the array is a view of lies on a multiple of ALIGNMENT, so that
     a view with an offset is as misaligned as it would be on a GPU. Bytes between the array's elements are guarded too.
@@ -59,7 +59,7 @@ class Placed:
         return self.memory[self.front : self.front + self.span]
 
     def per_byte(self) -> tuple[NDArray, NDArray]:
-        """Give zeros, one per byte of the memory, and those of them that are in the array's elements."""
+        """Return zeros, one per byte of the memory, and a view of those in the array's elements."""
         memory = np.zeros(self.memory.size, np.uint8)
         shape, strides = (*self.array.shape, self.array.itemsize), (*self.array.strides, 1)
         return memory, np.ndarray(shape, np.uint8, memory, self.offset, strides)

@@ -1,4 +1,4 @@
-"""The structs of host/module.h, and the libraries that speak them."""
+"""The structs of host/module.h, and the libraries that use them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 POINTER_TO_CONST, POINTER = 1, 2
-"""What a parameter may be besides a value: Parameter.pointer."""
+"""Kinds of parameters: Parameter.pointer."""
 
 ELEMENT, KNOWN, ONCE, WRITTEN = 1, 2, 4, 8
-"""What is known of a byte: Array.flags."""
+"""Flags of a byte: Array.flags."""
 
 
 class Parameter(ctypes.Structure):
@@ -57,7 +57,7 @@ class Launch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in this process: what it takes, and the library of the scheduler that runs it."""
+    """A kernel in this process: its parameters, and the scheduler's library that runs it."""
 
     library: ctypes.CDLL
     runtime: ctypes.CDLL

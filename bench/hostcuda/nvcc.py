@@ -1,4 +1,4 @@
-"""The kernels as nvcc sees them, CUDA's other compiler: NVRTC alone leaves out warnings that readers of nvcc know."""
+"""Compiles the kernels with nvcc, which warns of more than NVRTC does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unavailable() -> str | None:
 
 
 def compile(source: str, defines: Defines, architecture: int, kernels: Path = KERNELS) -> bytes:
-    """Return the machine code of a source file of the folder `kernels`; raise CompileError at the least warning."""
+    """Return the machine code of a source file of the folder `kernels`; raise CompileError for any warning."""
     if reason := unavailable():
         raise CompileError(reason)
     with tempfile.TemporaryDirectory() as folder:

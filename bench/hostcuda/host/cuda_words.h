@@ -1,4 +1,4 @@
-// The words of CUDA for g++: included before the first line of a kernel, which itself stays as it is.
+// CUDA's keywords for g++: included before the first line of a kernel, which is unmodified.
 //
 // A kernel compiled with this header is an ordinary function of one thread. scheduler.cpp calls it once per
 // thread of the grid; where threads wait for each other they are fibers. What is missing here does not
@@ -6,7 +6,7 @@
 #ifndef HOSTCUDA_CUDA_WORDS_H
 #define HOSTCUDA_CUDA_WORDS_H
 
-// As if it were read: special functions, which no kernel calls, take g++ as long as half a kernel.
+// Not read: special functions, which no kernel calls, would take g++ as long as half a kernel.
 #define _GLIBCXX_BITS_SPECFUN_H 1
 
 #include <cmath>
@@ -39,7 +39,7 @@ namespace hostcuda {
 
 void wait_for_block(int line);
 void wait_for_warp(unsigned mask, int line, bool orders);
-// The value of the lane `source`; garbage where that lane takes no part, as on a GPU.
+// The value of the lane `source`; garbage if that lane does not participate, as on a GPU.
 uint64_t shuffle(unsigned mask, uint64_t value, int source, int line);
 unsigned ballot(unsigned mask, bool vote, int line);
 unsigned lane();

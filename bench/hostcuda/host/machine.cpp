@@ -1,9 +1,9 @@
 // Executes the machine code of a GPU on the CPU, warp by warp, and counts what it does.
 //
 // machine.py has read the instructions from nvdisasm's listing. A warp executes an instruction for all its
-// lanes that are there: of lanes that went different ways, those at the lowest address go on first, and BSYNC
-// waits for those that its BSSY named. What an instruction means is nowhere published in full; that the
-// results are right, bit for bit, is what says that it is understood here.
+// active lanes. After a divergent branch, the lanes at the lowest address go first, and BSYNC waits for the
+// lanes that its BSSY named. The meaning of instructions is not fully published; bitwise correct results show
+// that it is right here.
 #include <algorithm>
 #include <cfenv>
 #include <cstdarg>
@@ -15,7 +15,7 @@
 #include "cuda_words.h"
 #include "module.h"
 
-// After those from bra on, lanes may go different ways, or wait.
+// After those from bra on, lanes may diverge, or wait.
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
@@ -138,7 +138,7 @@ template <typename To, typename From> To as(const From& from)
     return __builtin_convertvector(from, To);
 }
 
-// What a function gives for each lane.
+// A function's value for each lane.
 template <typename Values = Words, typename Function> Values each(Function function)
 {
     Values made;
@@ -149,7 +149,7 @@ template <typename Values = Words, typename Function> Values each(Function funct
 
 const Words kNumbers = each([](uint32_t lane) { return lane; });
 
-// One or zero for each lane of a mask, and the mask of what is not zero.
+// One or zero for each lane of a mask, and the mask of nonzero values.
 Words bits_of(uint32_t mask)
 {
     return mask >> kNumbers & 1;
@@ -295,7 +295,7 @@ void put(Warp& warp, const Instruction& what, const Pairs& values, uint32_t acti
     put(warp, what, as<Words>(values >> 32), active, 1);
 }
 
-// Where what holds is one of 1 less, 2 equal, 4 greater, 8 unordered.
+// The lanes for which one of these holds: 1 less, 2 equal, 4 greater, 8 unordered.
 template <typename Values> uint32_t compared(int wanted, const Values& first, const Values& second)
 {
     const auto less = (first < second), equal = (first == second), greater = (first > second);
@@ -340,7 +340,7 @@ char* locate(Warp& warp, int space, uint32_t lane, uint64_t address, uint32_t si
     return memory.data() + (space == kShared ? 0 : lane * kLocalBytes) + address;
 }
 
-// Where each lane accesses memory; of global memory that is counted too, as a request of the warp.
+// The address of each lane's access; for global memory it is counted, as a request of the warp.
 Pairs addresses_of(const Warp& warp, const Instruction& what, Accesses& requests, uint32_t active)
 {
     const bool global = what.mode[0] == kGlobal;
@@ -382,7 +382,7 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
 // Types of atomic operations, in the order of machine.py.
 enum AtomicType { kFloat, kInteger, kDouble };
 
-// What an atomic operation leaves in memory.
+// The value that an atomic operation stores.
 uint64_t combined(const Instruction& what, uint64_t old, uint64_t value)
 {
     switch (what.mode[2]) {
@@ -423,7 +423,7 @@ void store(Warp& warp, const Instruction& what, uint32_t active)
     });
 }
 
-// Whether a division may leave the range of the fast way, as FCHK says.
+// Whether a division may leave the range of the fast algorithm, as FCHK says.
 bool is_hard(float dividend, float divisor)
 {
     const int first = int(as_bits(dividend) >> 23 & 0xff), second = int(as_bits(divisor) >> 23 & 0xff);
@@ -478,8 +478,8 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::iadd3:
     case Op::lea: {
-        // What is subtracted is added inverted, after a shift, and one more, so that the carry says whether
-        // nothing was borrowed.
+        // To subtract, add the inverted operand, after a shift, and one: the carry then says whether nothing
+        // was borrowed.
         const bool shifts = op == Op::lea, carries = !shifts && mode[0];
         Pairs sums = as<Pairs>(bits_of(carries ? given(0) : 0) + bits_of(carries ? given(1) : 0));
         for (int i = 0; i < 3; ++i) {
@@ -716,7 +716,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
 }
 
-// Lets the lanes go on that have waited for each other.
+// Resumes lanes that have waited for each other.
 void release(Warp& warp)
 {
     for_lanes(warp.at_sync, [&](uint32_t lane) {

@@ -1,4 +1,4 @@
-// What Python, the scheduler and a compiled kernel tell each other; mirrored in module.py.
+// Interface between Python, the scheduler and a compiled kernel; mirrored in module.py.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct Array {
     uint8_t* flags; // per byte from begin
 };
 
-// What is known of a byte: whether it is an element's, whether anything wrote it, ever, whether this launch may
-// write it but once, and has.
+// Flags of a byte: whether it is in an element, whether it was ever written, and whether this launch may
+// write it only once, and has.
 constexpr uint8_t kElement = 1, kKnown = 2, kOnce = 4, kWritten = 8;
 
 struct Launch {

@@ -1,8 +1,8 @@
-// Sees every access that a kernel makes, through the calls that g++ -fsanitize=thread puts in front of them.
+// Checks every access of a kernel, through the calls that g++ -fsanitize=thread inserts before them.
 //
-// The thread sanitizer's own runtime is not linked. Here an access is checked: inside its array? written
-// once? scratch and shared memory initialised? ordered by a barrier after what it conflicts with? What a
-// thread reads and writes on its own stack does not count: it would be registers on a GPU.
+// The thread sanitizer's own runtime is not linked. An access is checked: inside its array? written once?
+// scratch and shared memory initialised? ordered by a barrier after conflicting accesses? Accesses to a
+// thread's own stack do not count: they would be registers on a GPU.
 #include <cstring>
 #include <random>
 #include <vector>
@@ -47,7 +47,7 @@ struct Party {
     }
 };
 
-// Two warps are enough to remember: whoever comes next is unordered to at least one of them.
+// Two warps are enough to remember: any other one is unordered to at least one of them.
 struct Parties {
     Party two[2];
 

@@ -1,8 +1,8 @@
 // Runs a kernel block by block, thread by thread, on one CPU core.
 //
-// A thread that never waits is a plain function call. A thread that waits at a barrier keeps its stack: it is
-// a fiber, and the next thread starts on a stack of its own. A barrier opens when every thread it names that
-// has not returned has come to it. Threads take turns at barriers only, in order or shuffled by a seed.
+// A thread that never waits is a plain function call. A thread that waits at a barrier is a fiber and keeps
+// its stack; the next thread starts on another stack. A barrier opens when each of its threads has reached it
+// or returned. Threads take turns at barriers only, in order or shuffled by a seed.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdarg>
@@ -76,8 +76,7 @@ jmp_buf abandon;
 const void* scheduler_stack;
 std::size_t scheduler_stack_size;
 
-// AddressSanitizer wants to know which stack is in use: `own` keeps what it remembers of the one that is
-// left.
+// AddressSanitizer must know which stack is in use; `own` keeps its state of the stack that is left.
 void leave(void** own, const void* stack, std::size_t size)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -109,7 +108,7 @@ void to_scheduler()
     arrive(fiber->sanitizer_stack, nullptr, nullptr);
 }
 
-// The life of a fiber: the thread whose turn it is, and those after it while they have not started either.
+// The main function of a fiber: the thread whose turn it is, and the following ones that have not started.
 void fiber_main()
 {
     arrive(nullptr, &scheduler_stack, &scheduler_stack_size);
@@ -169,7 +168,8 @@ void wait(State state, int line)
     to_scheduler();
 }
 
-// Opens the barrier that a thread waits at, if all threads that it names and that have not returned wait there.
+// Opens the barrier that a thread waits at, if all threads that it names and that have not returned wait
+// there.
 bool open_barrier(uint32_t waiting)
 {
     const Thread first = threads[waiting];

@@ -1,4 +1,4 @@
-// What scheduler.cpp and observer.cpp know of each other.
+// Interface between scheduler.cpp and observer.cpp.
 #pragma once
 
 #include "module.h"
@@ -20,7 +20,7 @@ extern const Launch* launch;
 // Ends the launch. The kernel's code addresses go into the message as {%zx}, from code_offset.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Lets the other threads go on first; called from inside a kernel.
+// Lets the other threads run first; called from inside a kernel.
 void yield();
 
 #if HOSTCUDA_OBSERVED
