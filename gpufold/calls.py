@@ -59,7 +59,6 @@ Variant: TypeAlias = Literal[
     "runs",
     "staged",
     "taps",
-    "words",
 ]
 """The kernels of all operations, for type checkers; `gpufold.variants` lists those of one operation."""
 

@@ -31,8 +31,7 @@ struct Parameters : Sliding {
     Offset planes_per_thread;
     Offset chunks; // of all taps of a block
     Offset chunks_per_thread;
-    Offset threads;    // along x, one per block and group of planes
-    Offset row_blocks; // along the last axis, where a thread takes a word of them
+    Offset threads; // along x, one per block and group of planes
     long long image_batch_step, image_plane_step;
     long long columns_batch_step, columns_plane_step;
 };

@@ -209,17 +209,6 @@ CASES_OF_KERNELS = {
         Case("unit-axis-outside-one-whose-taps-leave-it", (3, 4, 5), (1, 3, 1), (1, 2, 1), 1, 0, (0, 1, 0)),
         Case("many-channels-on-a-small-map", (5, 5), (2, 2), channels=37),
     ),
-    ("im2col", "words"): (
-        Case("padded-rows-of-words", (5, 16), (3, 3), 1, 1, 1, 1),
-        Case("words-of-two", (4, 18), (2, 3), 1, 1, (0, 1), (0, 1), channels=9),
-        Case("taps-beyond-the-next-word", (6, 32), (2, 8), 1, 1, (1, 3), (0, 4), batch=1),
-        Case("dilated-along-the-row", (9, 24), (3, 3), (2, 1), (1, 2), (0, 2), (3, 2), channels=5),
-        Case("pads-of-whole-words", (3, 16), (1, 8), 1, 1, (0, 16), (2, 7), channels=2),
-        Case("even-kernel", (8, 16), (3, 2), 1, 1, (1, 0), (1, 1), batch=3, channels=2),
-        Case("1d-words", (64,), (5,), 1, 1, 2, 2, batch=1, channels=11),
-        Case("3d-words", (3, 4, 16), (2, 3, 3), (1, 2, 1), 1, (1, 0, 1), (0, 1, 1), channels=2),
-        Case("more-taps-than-a-word", (2, 32), (1, 21), 1, 1, (0, 8), (0, 12), batch=1),
-    ),
     ("im2col", "runs"): (
         Case("run-after-run", (39, 71), (2, 3), 1, 1, 1, 1, batch=1, channels=2),
         Case("runs-of-few-blocks", (9, 13), (3, 4), (2, 1), (1, 2), (1, 3), (0, 2), batch=2),

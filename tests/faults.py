@@ -270,7 +270,7 @@ INLINE_PTX = {
         ("st.global.u16 [%0]", "st.global.u16 [%0+2]", "halfwords"),
         ("st.global.u32 [%0]", "st.global.u32 [%0+4]", "col2im_gather"),
         ("st.global.u64 [%0]", "st.global.u64 [%0+8]", "pairs"),
-        ("st.global.v2.u64 [%0], {%1, %2}", "st.global.v2.u64 [%0], {%2, %1}", "im2col_words"),
+        ("st.global.v2.u64 [%0], {%1, %2}", "st.global.v2.u64 [%0], {%2, %1}", "im2col_packed"),
     ),
 }
 """Of each file: what stands there once, what replaces it, and the case of the machine code's test that must notice."""

@@ -318,7 +318,7 @@ def test_the_cache_is_flushed_for_longer_than_the_host_takes_for_a_call(gpu_cloc
 
 @pytest.fixture
 def device(monkeypatch):
-    """The stand-in, whose kernels `gather` and `words` are NumPy, and raise what a test has them raise.
+    """The stand-in, whose kernels `gather` and `taps` are NumPy, and raise what a test has them raise.
 
     `broken` holds that, by the name of the problem and their own, and `ran` what was called.
     """
@@ -339,7 +339,7 @@ def device(monkeypatch):
     monkeypatch.setattr(bench.measure, "installed", lambda device: of_cupy)
     monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
     monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
-    monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "words"))
+    monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "taps"))
     return device
 
 
@@ -365,19 +365,19 @@ def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
 
 def test_what_fails_is_an_entry_and_what_loses_the_device_ends_the_run_until_it_goes_on(capsys, device, tmp_path):
     """A kernel that does not serve a problem is no failure."""
-    device.broken["col2im-tiny-2x2", "words"] = RuntimeError("does not compile")
+    device.broken["col2im-tiny-2x2", "taps"] = RuntimeError("does not compile")
     device.broken["im2col-tiny-2x2", "auto"] = RuntimeError("does not plan")
     device.broken["im2col-tiny-2x2", "gather"] = Unsupported("gather: not this one")
-    device.broken["im2col-tiny-2x2", "words"] = fake_cupy.CUDARuntimeError(700)
+    device.broken["im2col-tiny-2x2", "taps"] = fake_cupy.CUDARuntimeError(700)
     saved = tmp_path / "gpu.json"
     words = (*TINY, "--save", str(saved))
     status, out = run(capsys, *words)
     assert status == LOST
-    assert "the device is lost after words on im2col-tiny-2x2: CUDARuntimeError: cudaErrorIllegalAddress" in out
+    assert "the device is lost after taps on im2col-tiny-2x2: CUDARuntimeError: cudaErrorIllegalAddress" in out
     assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
     first, second = Run.load(saved).rows
     assert first.finished
-    assert first.failures == {"words": "RuntimeError: does not compile"}
+    assert first.failures == {"taps": "RuntimeError: does not compile"}
     assert set(first.times) == {"gpufold", "gather", "copy"}
     assert (second.finished, second.times) == (False, {})
 
@@ -391,8 +391,8 @@ def test_what_fails_is_an_entry_and_what_loses_the_device_ends_the_run_until_it_
     assert second.finished
     assert set(second.times) == {"cupy", "copy"}
     assert second.failures["gpufold"] == "RuntimeError: does not plan"
-    assert list(second.failures) == ["gpufold", "words"]
-    assert "words on col2im-tiny-2x2: RuntimeError: does not compile" in out
+    assert list(second.failures) == ["gpufold", "taps"]
+    assert "taps on col2im-tiny-2x2: RuntimeError: does not compile" in out
     assert "not this one" not in out
 
 

@@ -182,7 +182,7 @@ IN_WORDS = [
     for name, problem in REGIMES.items()
     if problem.operation in ("batch_to_space", "space_to_batch", "im2col", "array_to_blocks")
     for dtype in problem.dtypes
-    if plan_of(problem, "auto", dtype, H200).variant in ("deinterleave", "words", "taps")
+    if plan_of(problem, "auto", dtype, H200).variant in ("deinterleave", "taps")
 ]
 
 
@@ -239,7 +239,7 @@ def test_blocks_are_noted_in_few_instructions():
 
 WIDE_OFFSETS = {
     ("im2col-resnet-3x3-s1", "float32"): 1.9,
-    ("im2col-volume-3x3x3", "int8"): 1.6,
+    ("im2col-volume-3x3x3", "int8"): 1.33,
     ("im2col-audio-400-s160", "float32"): 1.65,
     ("im2col-patches-8x8-s1", "float32"): 1.65,
     ("batch_to_space-nchw-2x2", "float32"): 1.54,

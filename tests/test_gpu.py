@@ -78,7 +78,6 @@ TAKEN_BEYOND = calls_of(POSITIONS_CASES[11], np.float32)[1].with_options(mode="e
 SHORT_CASES = (
     Case("planes", (7, 7), (3, 3), 1, 1, 1, 1, channels=5),
     Case("words", (6, 16), (3, 4), 2, 1, 1, 1, batch=1, channels=4),
-    Case("rows-of-words", (4, 16), (3, 3), 1, 1, 1, 1, batch=1, channels=5),
     Case("parts", (3, 5 * 40 + 2), (2, 7), (1, 5), 1, 1, 1, batch=1, channels=2),
     Case("phases", (1600,), (400,), 160, 1, 200, 200, batch=1, channels=1),
     Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),

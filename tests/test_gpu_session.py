@@ -296,7 +296,7 @@ def test_regret_is_told_by_operation_from_the_last_line_of_a_kind_of_call(tmp_pa
         line("a", "col2im", gather=9.0, gather_parts=1.0),
         line("a", "col2im", gather=1.5, gather_parts=1.0),
         line("b", "col2im", gather=1.0, gather_parts=2.0),
-        line("c", "im2col", per_block=4.0, words=2.0),
+        line("c", "im2col", per_block=4.0, taps=2.0),
         line("d", "im2col", per_block=4.0)[:-5],
     ]
     path = tmp_path / "tuned-some-chip-132-0123456789ab.jsonl"
@@ -305,7 +305,7 @@ def test_regret_is_told_by_operation_from_the_last_line_of_a_kind_of_call(tmp_pa
     assert choices[0] == Choice(path.stem, "col2im", "col2im of (2, 3)", "gather", "gather_parts", 0.5)
     rows = {row[0]: row for row in by_operation(choices)}
     assert rows["col2im"][2:5] == ["2", f"{geometric_mean([1.5, 1]) - 1:.1%}", "50.0%"]
-    assert rows["im2col"][2:] == ["1", "100.0%", "100.0%", "im2col of (2, 3)", "per_block", "words"]
+    assert rows["im2col"][2:] == ["1", "100.0%", "100.0%", "im2col of (2, 3)", "per_block", "taps"]
     assert rows["all"][2:5] == ["3", f"{geometric_mean([1.5, 1, 2]) - 1:.1%}", "100.0%"]
     assert main(["report", "--results", str(tmp_path), "--output", str(tmp_path / "report")]) == 0
     assert "100.0%" in capsys.readouterr().out

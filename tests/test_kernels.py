@@ -76,8 +76,8 @@ WEIGHED = ("im2col", "array_to_blocks", "take_blocks")
 MAY_REFUSE = {
     "col2im": ("gather_blocks", "atomic"),
     "blocks_to_array": ("gather_blocks", "atomic"),
-    "im2col": ("packed", "runs", "staged", "words"),
-    "array_to_blocks": ("packed", "runs", "staged", "words", "per_block"),
+    "im2col": ("packed", "runs", "staged"),
+    "array_to_blocks": ("packed", "runs", "staged", "per_block"),
     "batch_to_space": ("packed",),
     "space_to_batch": ("deinterleave",),
     "add_blocks": ("atomic",),
@@ -90,17 +90,15 @@ NATURAL = {
     ("im2col", "runs"): ("", "contiguous"),
     ("im2col", "staged"): ("", "contiguous"),
     ("im2col", "taps"): ("", "swapped"),
-    ("im2col", "words"): ("contiguous", "contiguous"),
     ("batch_to_space", "packed"): ("", "contiguous"),
     ("space_to_batch", "deinterleave"): ("contiguous", ""),
 }
 """The layouts, of what is read and written, that a variant is made for; it may refuse others."""
 
-ANY_LAYOUT = ("taps", "runs", "staged", "words", "packed", "deinterleave")
+ANY_LAYOUT = ("taps", "runs", "staged", "packed", "deinterleave")
 """Variants that get another layout every other time."""
 
 SERVED = {
-    "words": ("uint8", "float16", "float32", "complex64"),
     "packed": ("uint8", "float16", "float32"),
     "atomic": ("int32", "uint32", "uint64", "float32", "float64", "complex64"),
 }

@@ -76,7 +76,6 @@ def col2im_apart(variant, batch, channels, *size):
 
 of_bytes = partial(col2im, variant="gather", dtype="int8")
 packed = partial(im2col, variant="packed", dtype="uint8", blocks=0)
-words = partial(im2col, variant="words")
 direct = partial(im2col, variant="per_block")
 
 
@@ -167,8 +166,7 @@ VARIANTS = [
     row("taps", im2col, (1, 4, 64, 256), (8, 8), blocks=0),
     row("taps", im2col, (1, 4, 64, 256), (8, 8), dtype="uint8", blocks=0),
     row("taps", im2col, (1, 4, 64, 256), (3, 3), dtype="complex64", blocks=0),
-    # Rows that are no whole sectors are stored in runs, and blocks that overlap. Of others bytes are put together to
-    # words.
+    # Rows that are no whole sectors are stored in runs, and blocks that overlap.
     *(row("runs", im2col, (8, 64, n, n), (3, 3), strides=stride) for n, stride in ((57, 1), (58, 1))),
     row("runs", im2col, (8, 64, 59, 59), (3, 3), dtype="uint8"),
     row("per_block", im2col, (8, 64, 57, 57), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
@@ -182,7 +180,6 @@ VARIANTS = [
     row("runs", im2col, (16, 3, 1024, 1022), (16, 16), dtype="uint8", strides=9),
     row("per_block", im2col, (8, 3, 224, 224), (2, 2), strides=16),
     row("per_block", im2col, (8, 128, 30, 30), (14, 14), strides=8),
-    row("words", im2col, (8, 64, 56, 56), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
     *(row("packed", together, (4, 64, 56, width), (1, 2, 2), dtype="uint8") for width in (54, 55, 7)),
     row("index_map", together, (4, 56, 56, 64), (2, 2, 1)),
     row("packed", together, (256, 3, 14, 14), (1, 16, 16)),
@@ -346,14 +343,6 @@ DEFINES = [
         row(("symbol", [symbol]), im2col, (1, 3, 20, width), (8, 8), "taps", "uint8", blocks=0)
         for symbol, width in (("im2col_taps_of_several", 15), ("im2col_taps", 14))
     ),
-    # The width of rows chooses a word, and no other extent does.
-    *(
-        row(("WORD PIXELS_BEFORE", [4, 3]), words, (2, 3, rows, width), (3, 3), pads_begin=1, pads_end=1)
-        for rows in (5, 8, 56)
-        for width in (8, 56, 64, 1000)
-    ),
-    *(row(("WORD PIXELS_BEFORE", [2, 1]), words, (2, 3, n, 18), (3, 3), pads_begin=1, pads_end=1) for n in (5, 8)),
-    row(("WORD PIXELS_BEFORE", [2, 0]), words, (2, 3, 8, 64), (3, 3)),
     # Runs that are too few for the device share out their taps.
     row(("grid", [(2, 25, 1)]), im2col, (1, 1, 128_000), (400,), "runs", strides=160),
     # Of a tap that begins an element before a sector does, the second run has one element.
@@ -455,12 +444,6 @@ REFUSED = [
     row("128 words of pixels a thread .* not 361 and 46336", packed, (2, 3, 64, 64), (19, 19), dtype="float32"),
     row("an image with a contiguous last axis, not steps of 8", packed, (1, 1, 8, 8), (3, 3), steps=(64, 64, 1, 8)),
     row(r"that are contiguous, not steps of \(0, 324, 6, 1, 108, 36\)", packed, (1, 2, 8, 8), (3, 3), blocks=None),
-    row("words needs a stride of 1 along the last axis, not 2", words, (2, 3, 8, 8), (3, 2), strides=2),
-    row("words takes rows of 32 taps at most, .* not 33 taps", words, (2, 3, 8, 128), (1, 33)),
-    row("words takes .* not 2 taps that reach 40 pixels where a row", words, (2, 3, 8, 64), (1, 2), dilations=40),
-    row("words stores words of 4 to 16 bytes, .* rows of 4 and 3 elements of 4", words, (2, 3, 8, 4), (1, 2)),
-    row("words needs a contiguous .* not steps of 8 and 1", words, (2, 3, 8, 8), (3, 3), steps=(192, 64, 1, 8)),
-    row("words takes no window", words, (1, 1, 8, 8), (3, 3), pads_begin=1, pads_end=1, window="full"),
     row("packed .*needs a last axis that is split", joined, (2, 3, 8), (2, 1)),
     row("packed .*words of 4 bytes together, not elements of 8", joined, (6, 3, 8), (2, 3), dtype="float64"),
     row("packed .*not blocks of 3 elements of 1 bytes in rows of 3", joined, (6, 3, 1), (2, 3), dtype="uint8"),
@@ -488,7 +471,7 @@ def test_a_variant_that_cannot_serve_says_why(match, plan):
 
 EXTENTS = (1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)
 SPACES = (4, 1, 3, 8), (12, 5, 7, 16), (256, 256, 56, 56), (4, 3, 1000, 2000)
-OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "staged", "words")]
+OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "staged")]
 SAME = [
     *([partial(col2im_apart, variant, *extents) for extents in EXTENTS] for variant in variants("col2im")),
     [partial(col2im, (40, 40), (3, 3), "gather", strides=3, pads_begin=pad) for pad in (0, 1, 4)],

@@ -21,7 +21,7 @@ from gpufold.gpu.sources import KERNELS
 pytestmark = pytest.mark.nvrtc
 
 
-PLANES, WORDS, _, _, PHASES, *_ = SHORT_CASES
+PLANES, WORDS, _, PHASES, *_ = SHORT_CASES
 (VOLUME,) = (case for case in POSITIONS_CASES if case.name == "volume")
 EIGHTS = SpaceCase("eights", (3, 4, 6, 12), (1, 1, 1, 3), (0, 0, 0, 0), (0, 0, 0, 0))
 MEAN = {"reduction": "mean", "fill_value": 0, "window": window_of("separable", SLIDING.kernel_size, np.float32)}

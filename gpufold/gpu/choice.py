@@ -84,8 +84,6 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
             yield "staged", ""
         if prod(axis.blocks for axis in moves.axes) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(moves):
             yield "runs", ""
-        if moves.itemsize == 1:
-            yield "words", ""
         yield "per_block", ""
 
 

@@ -28,7 +28,7 @@ def _by_name(*variants: Variant) -> Mapping[str, Variant]:
 
 
 _COL2IM = _by_name(col2im.gather, gather_blocks, col2im.gather_pixels, col2im.atomic)
-_IM2COL = _by_name(im2col.per_block, im2col.packed, runs, staged, im2col.taps, im2col.words)
+_IM2COL = _by_name(im2col.per_block, im2col.packed, runs, staged, im2col.taps)
 
 VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "col2im": _COL2IM,

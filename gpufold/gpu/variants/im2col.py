@@ -7,7 +7,6 @@ from math import gcd, prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import (
-    INT32_MAX,
     Field,
     are_contiguous,
     contiguous_strides,
@@ -42,8 +41,6 @@ TAPS_BLOCKS = 8
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
 TAPS_REGISTERS = 40
 """That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
-WORDS_TAPS = 32
-"""Of a row at most, whose words a thread stores: as instructions allow."""
 PACKED_OTHERS = 24
 """Registers that a thread needs besides the pixels under its blocks: a guess."""
 
@@ -93,55 +90,6 @@ def moves_of(problem: Problem) -> Moves:
 def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while neighbouring blocks are near."""
     return unfold.per_block(problem, moves_of(problem))
-
-
-def words(problem: Problem) -> Plan:
-    """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels."""
-    moves = moves_of(problem)
-    if problem.fusion.window != "none":
-        raise Unsupported("words takes no window, whose products are made element by element")
-    *outer, last = moves.axes
-    if last.stride != 1:
-        raise Unsupported(f"words needs a stride of 1 along the last axis, not {last.stride}")
-    if last.pixel_step != 1 or last.block_step != 1:
-        raise Unsupported(
-            f"words needs a contiguous last axis of image and columns, "
-            f"not steps of {last.pixel_step} and {last.block_step}"
-        )
-    reach = (last.kernel - 1) * last.dilation
-    if last.kernel > WORDS_TAPS or reach > max(WORDS_TAPS, min(last.blocks // 2, INT32_MAX)):
-        raise Unsupported(
-            f"words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the blocks, "
-            f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} blocks"
-        )
-    multiples = [last.size, last.blocks, moves.tap_step]
-    multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
-    count = word_elements(moves.itemsize, moves.alignment, [*multiples, *moves.array_steps, *moves.blocks_steps])
-    if count == 1 or count * moves.itemsize < 4 or last.blocks < count:
-        raise Unsupported(
-            f"words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, which rows of both "
-            f"arrays must be, and not rows of {last.size} and {last.blocks} elements of {moves.itemsize}"
-        )
-    before = -last.pad % count
-    ahead = (last.kernel - 1) * last.dilation // count * count  # of the first block of a word, its last tap's
-    in_words = replace(
-        last,
-        stride=count,
-        pad=last.pad + before,
-        blocks=-(-(last.blocks + ahead) // count),
-        block_step=count,
-    )
-    return unfold.plan(
-        problem,
-        replace(moves, axes=(*outer, in_words)),
-        "words",
-        last.kernel,
-        f"neighbouring blocks are neighbouring pixels, and rows whole words of {count * moves.itemsize} bytes",
-        row_blocks=last.blocks,
-        WORD=count,
-        TAP_DISTANCE=last.dilation if last.kernel > 1 else 0,
-        PIXELS_BEFORE=before,
-    )
 
 
 def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:

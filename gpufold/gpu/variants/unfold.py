@@ -63,9 +63,7 @@ def plane_steps(moves: Moves) -> dict[str, Field]:
     }
 
 
-def plan(
-    problem: Problem, moves: Moves, variant: str, chunk_taps: int, reason: str, row_blocks: int = 0, **defines: int
-) -> Plan:
+def plan(problem: Problem, moves: Moves, variant: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
     """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the variant's own."""
     axes, kernel_width, enough = moves.axes, moves.axes[-1].kernel, device_threads(problem.device)
     if kernel_width > INT32_MAX:
@@ -127,7 +125,6 @@ def plan(
             "chunks": offset(chunks),
             "chunks_per_thread": offset(per_thread),
             "threads": offset(threads),
-            "row_blocks": offset(row_blocks),
             **plane_steps(moves),
         },
         takes_window=problem.call.operation != "space_to_batch",
