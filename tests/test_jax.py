@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -47,6 +48,38 @@ def test_positions_may_hold_traced_numbers():
     array = np.arange(12.0).reshape(3, 4)
     got = jax.jit(lambda array, row: gpufold.jax.take_blocks(array, [(row, 1), (0, row)], (2, 2)))(array, 1)
     assert_same_bits(got, gpufold.take_blocks(array, [(1, 1), (0, 1)], (2, 2)))
+
+
+@pytest.mark.parametrize("options", [{"reduction": "mean"}, {"window": np.float64([0.5, 2])}], ids=["mean", "window"])
+def test_without_64_bits_results_have_the_dtypes_of_jax(options):
+    """Integers of 32 bits too, whose averages are of 64 bits elsewhere."""
+    columns = np.arange(6, dtype=np.int32).reshape(2, 3)
+    want = gpufold.col2im(columns.astype(np.float32), (4,), (2,), **options)
+
+    def fold(columns):
+        traced = {name: jnp.asarray(each) if name == "window" else each for name, each in options.items()}
+        return gpufold.jax.col2im(columns, (4,), (2,), **traced)
+
+    with x64(False):
+        for folded in (fold, jax.jit(fold)):
+            assert_same_bits(folded(jnp.asarray(columns)), want)
+        got = jax.vmap(fold)(jnp.asarray(columns)[None])
+        assert_same_bits(got, want[None])
+
+
+def test_without_64_bits_a_dtype_of_64_is_refused():
+    for dtype, wide in (("float32", "float64"), ("complex64", "complex128"), ("int32", "int64")):
+        with x64(False), pytest.raises(TypeError, match=f"^col2im: dtype must be one that JAX has .*, got {wide}; "):
+            gpufold.jax.col2im(jnp.ones((2, 3), dtype), (4,), (2,), dtype=wide)
+
+
+def test_without_64_bits_an_array_of_64_from_before_is_read_as_jax_reads_it():
+    wide = jnp.linspace(0, 1, 6).reshape(2, 3)
+    assert wide.dtype == jnp.float64
+    want = gpufold.col2im(np.asarray(wide, np.float32), (4,), (2,))
+    with x64(False), warnings.catch_warnings(action="ignore"):  # JAX's, of what it truncates
+        assert_same_bits(gpufold.jax.col2im(wide, (4,), (2,)), want)
+        assert_same_bits(gpufold.jax.add_blocks(wide, wide[None], [(0, 0)]), np.asarray(wide, np.float32) * 2)
 
 
 # ---------------------------------------------------------------------------------------------
