@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, over_the_end
 from gpufold.given import check_number
 
@@ -47,7 +49,14 @@ def filled(geometry: object, result: Any, fill_value: complex | None) -> Any:
 
 def put(result: Any, where: Any, fill_value: complex) -> Any:
     """Return an array, of any library, with a value at an index; mutable arrays are changed in place."""
-    if hasattr(result, "at"):
-        return result.at[where].set(fill_value)
-    result[where] = fill_value
+    if isinstance(result, np.ndarray):
+        result[where] = fill_value
+        return result
+    number = np.asarray(fill_value)
+    with np.errstate(over="ignore"):  # it becomes infinite, as in NumPy
+        if hasattr(result, "at"):
+            return result.at[where].set(number.astype(result.dtype))
+        name = str(result.dtype).removeprefix("torch.")
+        number = number.astype("float32" if name == "bfloat16" else name)
+    result[where] = result.new_tensor(number) if hasattr(result, "new_tensor") else number.item()
     return result

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import re
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial, reduce
 
 import numpy as np
@@ -161,6 +163,37 @@ def test_a_stitcher_shows_what_no_tile_covers(kind):
     slabs = gpufold.Stitcher((None,), 2)
     slabs.add(it.to(np.ones((2, 2), np.float32)), [(0,), (4,)])
     assert it.back(slabs.result(fill_value=-1)[1]).tolist() == [1, 1, -1, -1, 1, 1]
+
+
+@kinds("numpy", "torch", "jax")
+@pytest.mark.parametrize(
+    "number",
+    [np.float32(2.5), np.float16(-1), np.True_, Fraction(5, 2), Decimal("0.5"), 2**31, 2**64, 1e300, -1e300, np.inf],
+    ids=repr,
+)
+def test_what_no_block_covers_may_be_any_number(kind, number):
+    it, blocks = KINDS[kind], np.ones((2, 2), np.float32)
+    with np.errstate(over="ignore"):
+        want = [1, 1, 1, 1, np.float32(float(number))]
+    options = {"strides": 2, "reduction": "mean", "fill_value": number}
+    stitcher = gpufold.Stitcher((5,), 2)
+    stitcher.add(it.to(blocks), [0, 2])
+    with np.errstate(over="ignore"):
+        for got in (
+            gpufold.blocks_to_array(it.to(blocks), (5,), (2,), **options),
+            gpufold.col2im(it.to(blocks), (5,), (2,), **options)[0],
+            stitcher.result(fill_value=number),
+        ):
+            assert it.back(got).tolist() == want
+
+
+@kinds("numpy", "torch", "jax")
+def test_what_no_block_covers_may_be_the_largest_integer(kind):
+    it = KINDS[kind]
+    for dtype in (np.uint32, np.int32) if kind == "jax" else (np.uint32, np.int64, np.uint64):
+        most = int(np.iinfo(dtype).max)
+        got = gpufold.blocks_to_array(it.to(np.ones((2, 2), dtype)), (5,), (2,), strides=2, fill_value=most)
+        assert it.back(got).tolist() == [1, 1, 1, 1, most]
 
 
 @pytest.mark.hostcuda
