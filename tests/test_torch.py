@@ -34,6 +34,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
+from gpufold.calls import MODES
 from gpufold.torch import executing
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -220,7 +221,7 @@ def test_a_tensor_that_left_a_transform_is_what_it_stood_for():
     assert torch.equal(picture, want)
 
 
-@named(EVERY)
+@named([*EVERY, *BEYOND])
 def test_vmap(operation):
     given = tensors_of(operation, "float64")
     for number, tensor in enumerate(given):
@@ -243,8 +244,7 @@ def test_vmap_over_positions():
     for function in (
         lambda at: gpufold.torch.add_blocks(out, blocks, at),
         lambda at: gpufold.torch.take_blocks(out, at, (3, 2)),
-        lambda at: torch.func.grad(loss)(out, at, "constant"),
-        lambda at: torch.func.grad(loss)(out, at, "edge"),
+        *[partial(torch.func.grad(loss), out, mode=mode) for mode in MODES],
     ):
         assert torch.equal(torch.vmap(function)(places), torch.stack([function(at) for at in places]))
 

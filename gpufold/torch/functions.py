@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from gpufold.weights import least_weight, of_elements
 from gpufold.windows import axes_of_window, check_block_weights
 
 compute = partial(executing.compute, differentiate)
+
+BY_INDEX_OF = SimpleNamespace(minimum=torch.minimum, moveaxis=torch.movedim)  # torch.moveaxis has no rule for batches
 
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes with one value per spatial axis; `block_shape` in other operations."""
@@ -344,7 +347,7 @@ def take_blocks(
         tensors.check_read("take_blocks", array=array, positions=places)
         arange, block = partial(torch.arange, device=array.device), operators.per_axis(block_shape, places.shape[1])
         weighted = partial(array_to_blocks, window=window)
-        taken: Tensor = outside.taken(torch, arange, weighted, array, places, block, mode)
+        taken: Tensor = outside.taken(BY_INDEX_OF, arange, weighted, array, places, block, mode)
         return taken
     given = described("take_blocks", "array", array)
     places = tensors.as_positions("take_blocks", positions, array, "array")
