@@ -735,6 +735,20 @@ def test_bad_input_is_refused_in_gpufolds_words(error, message, call):
         call()
 
 
+@pytest.mark.parametrize(("like", "other"), [("cpu", "meta"), ("meta", "cpu")])
+def test_tensors_with_elements_are_not_mixed_with_those_of_device_meta(like, other):
+    column, blocks, weight = COLUMN.to(like), torch.ones(1, 2, 2, device=other), torch.ones(4, 9, device=other)
+    for name, call in (
+        ("add_blocks: blocks", lambda: gpufold.torch.add_blocks(column, blocks, [(0, 0)])),
+        ("add_blocks_: blocks", lambda: gpufold.torch.add_blocks_(column, blocks, [(0, 0)])),
+        ("average: weight", lambda: gpufold.torch.average(column, weight)),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name} must be on the device of \w+, {like}, got {other}$"):
+            call()
+    with pytest.raises(ValueError, match=r"^im2col: window must be on the device of image, meta, got cpu$"):
+        gpufold.torch.im2col(COLUMN[None].to("meta"), (2, 2), window=torch.ones(2, 2))
+
+
 def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     executing._dtype_of_array.cache_clear()

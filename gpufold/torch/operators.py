@@ -183,6 +183,7 @@ def trace(
     if out is not None or dtype is not None:
         if out is not None:
             tensors.check_tensor(operation, "array", out)
+            tensors.check_beside(operation, OPERATIONS[operation].data, data, "array", out)
         must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE
         dtype = dtype if out is None else out.dtype
         name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)
@@ -203,7 +204,9 @@ def trace(
             )
         axes = tensors.weights_of(window)
         for each in axes:
-            tensors.check_real(operation, "weight" if operation == "average" else "window", each)
+            weights = "weight" if operation == "average" else "window"
+            tensors.check_real(operation, weights, each)
+            tensors.check_beside(operation, weights, each, OPERATIONS[operation].data, data)
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
         if reduction in calls.REDUCTIONS and tensors.has_gradient(*axes):
             check_gradient(rules.TORCH, operation, reduction)

@@ -170,6 +170,12 @@ def weighed(terms: Tensor, weights: Tensor) -> Tensor:
     return torch.view_as_complex(torch.view_as_real(terms.resolve_conj()) * weights.unsqueeze(-1))
 
 
+def check_beside(operation: str, name: str, tensor: Tensor, like: str, other: Tensor) -> None:
+    """Raise where one of two tensors has elements and the other, of device meta, has none."""
+    if tensor.is_meta != other.is_meta:
+        raise ValueError(f"{operation}: {name} must be on the device of {like}, {other.device}, got {tensor.device}")
+
+
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
     """Raise unless a tensor is dense, and on the device of another."""
     check_dense(operation, name, tensor)
