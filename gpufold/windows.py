@@ -77,7 +77,7 @@ def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
 
 def check_real(operation: str, name: str, dtype: np.dtype[Any]) -> None:
     """Raise unless a window's weights have a dtype of real numbers."""
-    if dtype.kind not in "fiu" and dtype.name != "bfloat16":
+    if getattr(dtype, "kind", "V") not in "fiu" and dtype.name != "bfloat16":
         raise TypeError(
             f"{operation}: {name} must hold real numbers, got dtype {dtype}; multiply the blocks by complex weights "
             "instead"

@@ -82,6 +82,18 @@ def test_without_64_bits_an_array_of_64_from_before_is_read_as_jax_reads_it():
         assert_same_bits(gpufold.jax.add_blocks(wide, wide[None], [(0, 0)]), np.asarray(wide, np.float32) * 2)
 
 
+def test_random_keys_are_no_numbers():
+    keys, array = jax.random.split(jax.random.key(0), 2), jnp.ones((4, 4))
+    for said, call in (
+        ("take_blocks: positions must be integers", lambda: gpufold.jax.take_blocks(array, keys, (2,))),
+        ("add_blocks: positions must be integers", lambda: gpufold.jax.add_blocks(array, jnp.ones((2, 4, 2)), keys)),
+        ("average: weight must hold real numbers", lambda: gpufold.jax.average(jnp.ones(2), keys)),
+        ("im2col: window must hold real numbers", lambda: gpufold.jax.im2col(array, (2,), window=keys)),
+    ):
+        with pytest.raises(TypeError, match=rf"^{said}, got dtype key<fry>"):
+            call()
+
+
 # ---------------------------------------------------------------------------------------------
 # Gradients
 

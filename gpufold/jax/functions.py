@@ -124,7 +124,7 @@ def _as_positions(name: str, positions: Any) -> Any:
         positions = jnp.asarray(positions)
     if not isinstance(positions, jax.Array):
         return jnp.asarray(as_positions(name, np, positions, None).clip(widest.min, widest.max), widest.dtype)
-    if positions.dtype.kind not in "iu":
+    if not jnp.issubdtype(positions.dtype, jnp.integer):  # a key's has no kind
         raise TypeError(f"{name}: positions must be integers, got dtype {positions.dtype}")
     if positions.dtype.kind == "u" and positions.dtype.itemsize >= widest.dtype.itemsize:
         positions = jnp.minimum(positions, widest.max)
