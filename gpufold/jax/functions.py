@@ -51,7 +51,11 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
             _check_array(name, argument, given[argument])
     if "positions" in given:
         given["positions"] = _as_positions(name, given["positions"])
-    call, weights = _within_bits(operation.describe(**given), given.get("dtype")), []
+    call, weights = operation.describe(**given), []
+    kept = jax.dtypes.canonicalize_dtype(jnp.dtype(call.dtype)).name  # without jax_enable_x64 one of 32 bits
+    if kept != call.dtype and given.get("dtype") is not None:
+        raise TypeError(f"{name}: dtype must be one that JAX has without jax_enable_x64, got {call.dtype}; enable it")
+    call = call._replace(dtype=kept)
     if name == "array_to_blocks" and call.fusion.mode != "constant":
         call, margins = call.extended
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
@@ -73,22 +77,6 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
     result = apply(call._replace(source=""), data, tuple(weights), given.get("positions"), into)
     return filled(call.geometry, result, given.get("fill_value"))
-
-
-def _within_bits(call: Call, dtype: Any) -> Call:
-    """Return a call in the dtype that JAX has in place of the call's, which without `jax_enable_x64` may be narrower.
-
-    Raise where a caller named the dtype.
-    """
-    kept = jax.dtypes.canonicalize_dtype(jnp.dtype(call.dtype)).name
-    if kept == call.dtype:
-        return call
-    if dtype is not None:
-        raise TypeError(
-            f"{call.operation}: dtype must be one that JAX has without jax_enable_x64, got {call.dtype}; call "
-            "jax.config.update('jax_enable_x64', True)"
-        )
-    return call._replace(dtype=kept)
 
 
 def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, weights: Any) -> Any:
