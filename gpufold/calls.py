@@ -309,7 +309,7 @@ def take_blocks(
 ) -> Call:
     """Describe a call of `gpufold.take_blocks`; `positions` must be an array."""
     dtype, fusion = checked("take_blocks", "array", array.dtype, kind_of(window))
-    geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
+    geometry = sizes.take_blocks_geometry(array.shape, tuple(positions.shape), block_shape)
     mode = check_mode("take_blocks", geometry, mode)
     if mode in BY_INDEX and variant != "auto":
         raise Unsupported(f"take_blocks: mode {mode!r} gathers by index and has no kernel, got variant {variant!r}")
