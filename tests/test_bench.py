@@ -118,8 +118,9 @@ def served(peer, problems, dtypes, to=np.asarray, back=np.asarray):
 
 @pytest.mark.parametrize("peer", CPU_PEERS)
 def test_what_is_timed_of_a_peer_computes_the_same(peer):
-    few = slice(1, None, 12) if peer.module == "jax" else slice(None)  # which compiles each
-    assert served(peer, SMALL[few], ("float32", "float16")[: 1 if peer.module == "jax" else 2])
+    few = 6 if peer.module == "jax" else 1  # which compiles each
+    problems = [problem for problem in SMALL if problem.operation in peer.operations and problem.fused in peer.fused]
+    assert served(peer, problems[::few], ("float32", "float16")[: 1 if peer.module == "jax" else 2])
 
 
 @pytest.mark.parametrize("sign", [1, -1])
