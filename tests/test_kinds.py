@@ -211,6 +211,8 @@ def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
     assert_same_bits(it.back(stitcher.result()), sums if reduction == "sum" else definition.average(sums, weight))
     with pytest.raises(ValueError, match=r"^Stitcher.add: weights must have the shape \(3,\), one for each block, got"):
         stitcher.add(it.to(blocks), POSITIONS, weights=it.to(BY_BLOCK[:2]))
+    with pytest.raises(TypeError, match=r"^Stitcher.add: weights must be a .*, got "):
+        stitcher.add(it.to(blocks), POSITIONS, weights=BY_BLOCK.tolist())
 
 
 @kinds("cupy", "torch", "jax")
