@@ -438,7 +438,7 @@ def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = 
     if not records.exists():
         print("recording what each test reaches", flush=True)
         (begun := folder / "begun").mkdir(exist_ok=True)
-        recording = "-p", "xdist", "-n", str(WORKERS), "--dist", "worksteal", "-p", "reach", f"--reach={begun}"
+        recording = "-p", "xdist", "-n", str(WORKERS), "--dist", "worksteal", "--all", "-p", "reach", f"--reach={begun}"
         _, output = run_tests(sound, [], *recording, *(f"--ignore-glob={name}" for name in WITHOUT))
         if re.search(
             r"^ERROR ", output, re.MULTILINE

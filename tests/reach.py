@@ -1,4 +1,4 @@
-"""What each test of `make test` reaches, recorded by a plugin of pytest, so that a mutant meets those tests alone.
+"""What each test that CI runs reaches, recorded by a plugin of pytest, so that a mutant meets those tests alone.
 
     python -m pytest -n 2 -p reach --reach FOLDER
 
