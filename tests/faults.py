@@ -330,8 +330,8 @@ def run_tests(folder: Path, tests: list[str], *options: str, seconds: float | No
     return done.returncode, done.stdout
 
 
-ENDLESS = 124
-"""The exit status of tests that were stopped."""
+ENDLESS, WHOLE_FILES = 124, 20 * 60
+"""The exit status of tests that were stopped; and the seconds for all tests of a few files."""
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "_build", "dist")
 
@@ -390,9 +390,10 @@ def fate(mutant: Mutant, reach: Reach, sound: Path) -> tuple[str, str]:
         limit = 60 + 4 * sum(reach.seconds[test] for test in tests)
         status, output = run_tests(copy, ["@tests.txt"], "-x", "--all", seconds=limit) if tests else (0, "")
         if status == NOT_FOUND:  # the names of some are of what a planner says
-            status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), "-x", "--all")
+            files = sorted({test.partition("::")[0] for test in tests})
+            status, output = run_tests(copy, files, "-x", "--all", seconds=WHOLE_FILES)
         if not status and mutant.file.startswith(("kernels/", "gpufold/gpu/")):  # which may cost speed alone
-            status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all")
+            status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all", seconds=WHOLE_FILES)
     if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
         return NO_PROGRAM, ""
     return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
