@@ -118,7 +118,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         size = max(columns.nbytes, image.nbytes)
         if is_short(size):
             return on(1, *ways[0])
-        kind = (unfold, axes, columns.dtype, columns.shape, image.strides, columns.strides)
+        kind = (unfold, axes, columns.dtype, columns.shape, image.strides, columns.strides, weights is None)
         on_threads(kind, size, on, *ways)
 
 

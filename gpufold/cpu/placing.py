@@ -261,7 +261,7 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
                     blocks[(number, ..., beyond, *(ALL,) * (rank - 1 - axis))] = np.zeros((), blocks.dtype)
     for number in missed:
         if nearest:
-            _take_beyond(array, blocks, first, weights, True, partial[partial == number])
+            _take_beyond(array, blocks, first, weights, True, np.array([number]))
         else:
             blocks[number] = np.zeros((), blocks.dtype)
 
