@@ -139,6 +139,9 @@ MANY_HALVES = 1 << 12
 TINY = np.array([2.0**-149], np.float32)
 """The smallest subnormal number, which a thread's mode may flush to zero."""
 
+LEAST_NORMAL = (127 - 14) << 23
+"""The bits of 2**-14, the smallest normal float16, in float32."""
+
 
 def is_narrow(elements: npt.NDArray[Any], sums: npt.NDArray[Any]) -> bool:
     """Return whether elements are many float16 values that are summed in float32."""
@@ -154,6 +157,27 @@ def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
     floats *= np.float32(2.0**112)
     finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
     return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # also if the thread flushes denormals
+
+
+def narrowed(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert float32 to float16, rounding half to even; in about half of NumPy's time if all results are finite.
+
+    A sum with 1.5 * 2**13 times a number's power of two rounds it to 11 bits, or to the multiples of the smallest
+    subnormal float16. Scaled by 2**-112, its bits are those of a float16 with 13 zeros behind.
+    """
+    bits = floats.view(np.int32)
+    powers = np.maximum(bits & 0x7F800000, LEAST_NORMAL)
+    powers += (13 << 23) + (1 << 22)
+    rounded: npt.NDArray[Any] = floats + powers.view(np.float32)
+    rounded -= powers.view(np.float32)
+    if not (rounded.max() < 2.0**16 and rounded.min() > -(2.0**16) and TINY * 1 > 0):
+        return floats.astype(np.float16)
+    rounded *= np.float32(2.0**-112)
+    halves = rounded.view(np.int32)
+    halves >>= 13
+    halves &= 0x7FFF
+    halves |= bits >> 16 & 0x8000  # of the number: the sign of a sum that is zero is lost
+    return halves.astype(np.uint16).view(np.float16)
 
 
 def check_sums(operation: str, dtype: str, name: str, must: str) -> None:

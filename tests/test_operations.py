@@ -27,7 +27,7 @@ from executors import calls_of
 import gpufold
 from gpufold.cpu import folding
 from gpufold.cpu.cells import fold_cells
-from gpufold.elements import WIDER, average_dtype, widened
+from gpufold.elements import WIDER, average_dtype, narrowed, widened
 from gpufold.geometry import Axis, SlidingGeometry
 
 LARGE_CASES = (
@@ -73,21 +73,39 @@ def test_planes_of_large_problems_are_what_each_is_alone_by_cells(case, dtype, i
         assert_same_bits(got[batch, channel], fold(replace(case, batch=1, channels=1), part, window=window)[0, 0], case)
 
 
-@pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.peer("torch"))])
-def test_all_halves_are_widened_exactly(flushed):
-    """Those with infinities and NaNs among them too, and subnormal ones where the caller flushes those of float32."""
-    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    want = halves.astype(np.float32)
-    if flushed:
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.peer("torch"))], ids=["", "flushed"])
+def flushed(request):
+    """The caller's thread, which may flush subnormal numbers of float32."""
+    if request.param:
         import torch
 
         torch.set_flush_denormal(True)
-    try:
-        parts = [widened(part) for part in halves.reshape(-1, 1024)[:, ::-1]]
-    finally:
-        if flushed:
-            torch.set_flush_denormal(False)
+    yield
+    if request.param:
+        torch.set_flush_denormal(False)
+
+
+def test_all_halves_are_widened_exactly(flushed):
+    """Those with infinities and NaNs among them too, and subnormal ones."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    want = halves.astype(np.float32)
+    parts = [widened(part) for part in halves.reshape(-1, 1024)[:, ::-1]]
     assert_same_bits(np.concatenate([part[::-1] for part in parts]), want)
+
+
+def test_sums_are_rounded_to_halves_as_numpy_rounds_them(flushed):
+    """Every half, the middle between it and the next one, and the float32 numbers beside them: of both signs."""
+    halves = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # the last one is infinite
+        middles = np.append((halves[:-2] + halves[1:-1]) / 2, 65520)
+        bits = np.concatenate([halves, middles]).astype(np.float32).view(np.int32)
+        near = np.concatenate([bits, np.maximum(bits - 1, 0), bits + 1]).view(np.float32)
+        large = np.repeat(np.array([7e4, 1e30], np.float32), 32)  # rows of one number each
+        floats = np.concatenate([near, -near, large, -large, np.resize(np.float32("nan"), 16)])
+        floats = np.append(np.sort(floats), np.zeros(-len(floats) % 16, np.float32)).reshape(-1, 16)
+        want = floats.astype(np.float16)
+        got = [narrowed(part) for part in floats]
+    assert_same_bits(np.stack(got), want)
 
 
 ADJOINTS = [calls_of(case, np.int64) for case in (*CASES, *SPACE_CASES, *BLOCKS_CASES, *POSITIONS_CASES)]

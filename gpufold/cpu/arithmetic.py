@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.elements import is_narrow, widened
+from gpufold.elements import is_narrow, narrowed, widened
 from gpufold.geometry import Size
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -24,8 +24,9 @@ an axis for an inner loop."""
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
 
-PRODUCTS = 1 << 17
-"""Elements that are multiplied by weights at a time before they are added: few enough for a core's cache."""
+PRODUCTS, ROUNDED = 1 << 17, 1 << 15
+"""Elements that are multiplied by weights at a time before they are added, and sums that are rounded at a time: few
+enough for a core's cache."""
 
 
 def shorten_buffers(elements: Array) -> None:
@@ -57,9 +58,9 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
             np.add(part, products if others else few if plain else widened(few), part)
 
 
-def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Cut arrays of one shape into runs of about `PRODUCTS` elements, which are close together in the second array."""
-    shape, steps = arrays[0].shape, arrays[0].size // PRODUCTS
+def runs_of(*arrays: Array, most: int = PRODUCTS) -> Iterator[tuple[Array, ...]]:
+    """Cut arrays of one shape into runs of about `most` elements, which are close together in the second array."""
+    shape, steps = arrays[0].shape, arrays[0].size // most
     if steps < 2:
         yield arrays
         return
@@ -68,7 +69,13 @@ def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     length = -(-shape[axis] // min(steps, shape[axis]))
     for start in range(0, shape[axis], length):
         part = (ALL,) * axis + (slice(start, start + length),)
-        yield from runs_of(*[array[part] for array in arrays])
+        yield from runs_of(*[array[part] for array in arrays], most=most)
+
+
+def round_into(array: Array, sums: Array) -> None:
+    """Store sums in an array of a narrower dtype, rounded once, some at a time."""
+    for part, some in runs_of(array, sums, most=ROUNDED):
+        part[...] = narrowed(some) if is_narrow(part, some) else some
 
 
 def spread(weights: Array | None, columns: Array) -> Array | None:

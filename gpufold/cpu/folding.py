@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, shorten_buffers, spread
+from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round_into, shorten_buffers, spread
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
@@ -100,7 +100,7 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], way: Way, t
     if treatment.accumulate:
         np.add(image, total, total if narrow else image)
     if narrow:
-        image[...] = total
+        round_into(image, total)
 
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:

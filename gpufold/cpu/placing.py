@@ -21,6 +21,7 @@ from gpufold.cpu.arithmetic import (
     copy_rows,
     multiply,
     repeated,
+    round_into,
     shorten_buffers,
 )
 from gpufold.cpu.treatment import Weights, weights_of_block
@@ -124,7 +125,7 @@ def _add_to_tile(
         weights = None if weights is None else repeated(weights, blocks.shape)
         _add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
     if total is not tile:
-        tile[...] = total
+        round_into(tile, total)
 
 
 def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
