@@ -127,7 +127,8 @@ def way(request, monkeypatch):
     forget_sizes()
     if request.param != "chosen":
         monkeypatch.setattr(tiles, "SMALL_ELEMENTS", 0)
-        monkeypatch.setattr(indexed, "FEW_ELEMENTS", 1 << 30 if "indexed" in request.param else 0)
+        for module, name in ((indexed, "FEW_ELEMENTS"), (folding, "SMALL_COPY")):
+            monkeypatch.setattr(module, name, 1 << 30 if "indexed" in request.param else 0)
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)

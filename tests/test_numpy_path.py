@@ -181,7 +181,7 @@ def test_every_call_is_its_definition(row, number, every_way):
 
 
 @pytest.mark.parametrize("row", rows_of(*FAR_CASES, *HUGE_CASES), ids=str)
-def test_taps_and_blocks_may_be_far_apart(row):
+def test_taps_and_blocks_may_be_far_apart(row, every_way):
     for number in range(3):
         check(row, number)
 

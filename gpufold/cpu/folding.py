@@ -37,6 +37,10 @@ PADDED_BYTES, OVERLAP = 1 << 23, 2
 FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
 """Lines that a core's L1 cache keeps from tap to tap; least bytes of columns for a step of Python."""
 
+SMALL_COPY, MANY_STEPS = 1 << 12, 16
+"""Most elements of columns that are faster copied by index than from a view of all blocks; least array operations for
+which a padded copy of a small image is faster."""
+
 SHORT_ROW, STEP_BYTES = 8, 1 << 16
 """Most bytes of a row of taps that is likely to be copied faster tap by tap, for all blocks, than as a row; least bytes
 of columns for a step of Python in that case."""
@@ -130,21 +134,20 @@ def _unfold_ways(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
 ) -> list[tuple[_UnfoldWay, int]]:
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
-    outside, steps, large = bool(_taps_outside(axes)), plan_of(axes).operations, columns.size > tiles.SMALL_ELEMENTS
+    few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
     ways: list[tuple[_UnfoldWay, int]] = []
-    if columns.dtype.hasobject:
-        pass  # NumPy makes no such view of objects
-    elif not outside and (large or steps >= MANY_OPERATIONS):
+    if (few and columns.size <= SMALL_COPY) or columns.dtype.hasobject:
+        pass  # NumPy makes no view of blocks of objects
+    elif not outside:
         view_of = _view_of_columns(image, columns, axes)
         ways.append((_unfold_view, view_of.most))
         if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
             ways.append((_unfold_view, prod(view_of.of_blocks)))
-    elif outside and large and weights is None:
+    elif weights is None and (columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS):
         plane = image.itemsize * prod(axis.padded_size for axis in axes)
         if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
             ways.append((_unfold_padded, PADDED_BYTES // max(1, plane)))
     if not ways:
-        few = are_few(max(columns.size, image.size), axes)
         return [] if few else [(_unfold_tiles, 2 * tiles.TILE_ELEMENTS)]
     if columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
         short = axes[-1].kernel * columns.itemsize <= SHORT_ROW and taps_are_closest(columns.strides, axes)
@@ -248,8 +251,8 @@ def _view_of(
     else:  # rows of a block are read in one go, and planes are copied one by one anyway
         most = kept_bytes // min(LINE_BYTES, touched)
         most = prod(of_blocks) if prod(of_blocks[2:]) <= most else most
-    taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
-    blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
+    taps = [axis.dilation * step * (axis.kernel > 1) for axis, step in zip(axes, strides[2:], strict=True)]
+    blocks = [axis.stride * step * (axis.blocks > 1) for axis, step in zip(axes, strides[2:], strict=True)]
     first = [axis.pixel(0, 0) for axis in axes]
     return _View(
         sum(pixel * step for pixel, step in zip(first, strides[2:], strict=True)),

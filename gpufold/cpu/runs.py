@@ -66,8 +66,9 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
     if low == high:
         if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
             return fold_cells(columns, image, axes, weights)
-        allowed = COPIED_BYTES * (1 if is_narrow(columns, image) else 2)
-        fits = _layout(axes, 1).elements * image.itemsize <= allowed
+        allowed, layout = COPIED_BYTES * (1 if is_narrow(columns, image) else 2), _layout(axes, 1)
+        elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
+        fits = elements * image.itemsize <= allowed
         return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
     shorten_buffers(columns)
     *outer, last = axes
@@ -133,6 +134,8 @@ class _Layout(NamedTuple):
     """The pixel of the first cell at which the image begins."""
     elements: int
     """Elements of the copy."""
+    run: int
+    """Elements of a phase's sums."""
 
 
 def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -147,8 +150,8 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
     copied: Array = np.zeros(layout.elements, dtype)
-    copy, run = _view(copied, layout.copy), layout.added[0][0][1][-1]
-    sums: Array = np.zeros((*(axis.stride for axis in axes), run), dtype)
+    copy = _view(copied, layout.copy)
+    sums: Array = np.zeros((*(axis.stride for axis in axes), layout.run), dtype)
     cells = _view(sums, layout.sums)[None]
     weights = None if weights is None else np.broadcast_to(weights[0, :1], (count, *weights.shape[2:]))
     rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
@@ -222,6 +225,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         sums=(0, (planes, *strides, *cells[:-1], cells[-1] + 1), (steps[0], *phase_steps, *steps[1:])),
         begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
         elements=of_taps[0] * pitch,
+        run=run,
     )
 
 
