@@ -282,6 +282,7 @@ HUGE_CASES = tuple(
     for case in (
         Case(f"stride-{huge}-of-one-block", (5, 6), (4, 2), (huge, 2)),
         Case(f"dilation-{huge}-of-one-tap", (5, 6), (1, 5), (1, huge), (huge, 1)),
+        Case(f"dilation-{huge}-of-one-tap-of-a-row", (6, 5), (4, 1), (2, 1), (1, huge)),
     )
 )
 

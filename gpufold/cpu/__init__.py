@@ -37,7 +37,7 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
     geometry = call.geometry
     if isinstance(geometry, SlidingGeometry):
         image = array[None] if len(geometry.lead) == 1 else array
-        return blocks.reshape(geometry.split_columns_shape), image, geometry.axes
+        return blocks.reshape(geometry.split_columns_shape), image, geometry.bounded_axes
     if isinstance(geometry, SpaceGeometry):  # (prod(block)*B, *D) as (B, 1, *block, *D)
         rank = len(geometry.axes)
         split = blocks.reshape(*geometry.block_shape, geometry.batch, *geometry.num_blocks)
@@ -59,5 +59,5 @@ def _split_blocks(
         (batch, channels, *sliding.num_blocks, *sliding.block_shape),
         (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)),
         (batch, channels, *sliding.size),
-        sliding.axes,
+        sliding.bounded_axes,
     )

@@ -251,8 +251,8 @@ def _view_of(
     else:  # rows of a block are read in one go, and planes are copied one by one anyway
         most = kept_bytes // min(LINE_BYTES, touched)
         most = prod(of_blocks) if prod(of_blocks[2:]) <= most else most
-    taps = [axis.dilation * step * (axis.kernel > 1) for axis, step in zip(axes, strides[2:], strict=True)]
-    blocks = [axis.stride * step * (axis.blocks > 1) for axis, step in zip(axes, strides[2:], strict=True)]
+    taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
+    blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
     first = [axis.pixel(0, 0) for axis in axes]
     return _View(
         sum(pixel * step for pixel, step in zip(first, strides[2:], strict=True)),

@@ -120,6 +120,16 @@ class Axis(NamedTuple):
         return Axis(self.size, self.blocks, self.dilation, self.stride, self.pad_begin, pad_end)
 
     @property
+    def bounded(self) -> Axis:
+        """The axis without the distances that no two blocks or taps have: of a single block or a single tap.
+
+        >>> Axis(size=5, kernel=1, stride=2**70, dilation=2**62, pad_begin=0, pad_end=0).bounded
+        Axis(size=5, kernel=1, stride=5, dilation=1, pad_begin=0, pad_end=0)
+        """
+        stride = min(self.stride, self.padded_size) if self.blocks == 1 else self.stride
+        return self._replace(stride=stride, dilation=1 if self.kernel == 1 else self.dilation)
+
+    @property
     def uncovered(self) -> list[slice]:
         """The pixels that no tap lands on.
 
@@ -164,6 +174,10 @@ class OnAxes:
     @cached_property
     def num_blocks(self) -> Size:
         return tuple(axis.blocks for axis in self.axes)
+
+    @cached_property
+    def bounded_axes(self) -> tuple[Axis, ...]:
+        return tuple(axis.bounded for axis in self.axes)
 
     @cached_property
     def covers_all(self) -> bool:
