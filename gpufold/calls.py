@@ -6,8 +6,10 @@ an array may be any object that has them.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from marshal import dumps
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from gpufold import geometry as sizes
 from gpufold.coverage import check_covered, check_fill_value
@@ -22,6 +24,7 @@ from gpufold.elements import (
     name_of,
 )
 from gpufold.geometry import BlocksGeometry, Geometry, Size
+from gpufold.geometry.integers import MARSHAL, MOST_KEPT
 from gpufold.given import flag, kind_of, shown, word
 from gpufold.outside import BY_INDEX
 
@@ -160,6 +163,51 @@ class Call(NamedTuple):
         return scalar.replace("unsigned ", "signed ") if self.source[:3] == "int" else scalar
 
 
+DescribeT = TypeVar("DescribeT", bound=Callable[..., Call])
+
+PLAIN_TYPES = (int, bool, float, str, type(None))
+"""Types that marshal writes apart; it writes arrays of any integers like bytes."""
+
+
+def remembered(arrays: Literal[1, 2] = 1) -> Callable[[DescribeT], DescribeT]:
+    """Return a decorator for a description of a call, which caches what it returns.
+
+    It may depend on the shapes of the first arguments, which are arrays, on the dtype of the first one, the kind of the
+    window, and the values of all other arguments.
+    """
+
+    def decorate(describe: DescribeT) -> DescribeT:
+        known: dict[tuple[Any, bytes], Call] = {}
+
+        @wraps(describe)
+        def call(*given: Any, **named: Any) -> Call:
+            if len(given) < arrays:
+                return describe(*given, **named)
+            window, first, others = named.get("window"), given[0], given[arrays:]
+            shapes = first.shape if arrays == 1 else (first.shape, tuple(given[1].shape))
+            words = named if window is None else named | {"window": kind_of(window)}
+            try:
+                return known[first.dtype, dumps((shapes, others, words), MARSHAL)]
+            except (KeyError, ValueError):  # new, or with arguments that are no plain numbers
+                described = describe(*given, **named)
+            if _is_plain((shapes, others, *words.values())):
+                if len(known) >= MOST_KEPT:
+                    known.clear()
+                known[first.dtype, dumps((shapes, others, words), MARSHAL)] = described
+            return described
+
+        taken: Any = call
+        return taken  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a word, or a tuple or list of them."""
+    return type(value) in PLAIN_TYPES or (type(value) in (tuple, list) and all(map(_is_plain, value)))
+
+
+@remembered()
 def col2im(
     data: Any,
     output_size: Any,
@@ -184,6 +232,7 @@ def col2im(
     return _averaged(call, "data", dtype, fill_value)
 
 
+@remembered()
 def im2col(
     image: Any,
     kernel_size: Any,
@@ -201,6 +250,7 @@ def im2col(
     return _chosen(Call("im2col", geometry, dtype, fusion), variant)
 
 
+@remembered()
 def blocks_to_array(
     blocks: Any,
     output_shape: Any,
@@ -223,6 +273,7 @@ def blocks_to_array(
     return _averaged(call, "blocks", dtype, fill_value)
 
 
+@remembered()
 def array_to_blocks(
     array: Any,
     block_shape: Any,
@@ -298,6 +349,7 @@ def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
         raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {given}")
 
 
+@remembered(arrays=2)
 def take_blocks(
     array: Any,
     positions: Any,
@@ -328,25 +380,21 @@ def check_mode(operation: str, geometry: Any, mode: object) -> str:
     return mode
 
 
+@remembered(arrays=2)
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
     """Describe a call of `gpufold.average`; its weights are treated as a window."""
-    call = _division(numerator.shape, numerator.dtype, weight.shape)
-    return _chosen(call, variant)
-
-
-@lru_cache(maxsize=256)
-def _division(shape: Size, dtype: Any, weight: Size) -> Call:
-    """Describe a call of `gpufold.average` by the shapes and the dtype of its arrays."""
-    name = name_of(dtype)
+    dtype = numerator.dtype
     check_dtype("average", "numerator", dtype)
-    if not ELEMENT_TYPES[name].weight:
+    if not ELEMENT_TYPES[name_of(dtype)].weight:
         raise TypeError(
             f"average: numerator must be of floats or complex numbers, got dtype {dtype}; "
             f"convert it with numerator.astype"
         )
-    return Call("average", sizes.average_geometry(shape, weight), name, Fusion(window="full"))
+    geometry = sizes.average_geometry(numerator.shape, weight.shape)
+    return _chosen(Call("average", geometry, name_of(dtype), Fusion(window="full")), variant)
 
 
+@remembered()
 def batch_to_space(
     data: Any, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0, *, variant: str = "auto"
 ) -> Call:
@@ -356,6 +404,7 @@ def batch_to_space(
     return _chosen(Call("batch_to_space", geometry, dtype, fusion), variant)
 
 
+@remembered()
 def space_to_batch(
     data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, variant: str = "auto"
 ) -> Call:
@@ -406,21 +455,16 @@ def checked(
     operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
     """Check the dtype of the argument named `data` and the fused arithmetic; return the dtype's name and a `Fusion`."""
-    if type(reduction) is not str:
-        reduction = word(operation, "reduction", reduction, REDUCTIONS)
-    return _checked(operation, data, dtype, window, reduction, flag(operation, "accumulate", accumulate))
-
-
-@lru_cache(maxsize=256)
-def _checked(
-    operation: str, data: str, dtype: Any, window: str, reduction: str, accumulate: bool
-) -> tuple[str, Fusion]:
+    reduction, accumulate = (
+        word(operation, "reduction", reduction, REDUCTIONS),
+        flag(operation, "accumulate", accumulate),
+    )
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
         check_dtype(operation, data, dtype, strings=hasattr(dtype, "kind"))  # there are no tensors of strings
     if window == "none" and not accumulate and reduction == "sum":
         return name, PLAIN
-    reduction, element = word(operation, "reduction", reduction, REDUCTIONS), ELEMENT_TYPES.get(name)
+    element = ELEMENT_TYPES.get(name)
     if element is None or not (element.weight or operation in SUMS):
         for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window != "none", "window")):
             if wanted:

@@ -254,3 +254,22 @@ def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction,
             stitcher.add(tiles[batch].astype(given), POSITIONS[batch])
         results.append(stitcher.result())
     assert_same_bits(*results)
+
+
+def test_arguments_that_look_alike_are_told_apart_after_a_call_with_one_of_them():
+    """Descriptions of calls are cached by the bytes of their arguments, and those of arrays have no types."""
+    signal, pairs = np.arange(8.0, dtype=np.float32)[None], np.array([2], np.int64)
+    want = gpufold.im2col(signal, (2,), strides=2)
+    for strides in (2, (2,), [2], pairs, np.int64(2)):
+        for variant in ("auto", np.str_("auto")):
+            assert_same_bits(gpufold.im2col(signal, (2,), strides=strides, variant=variant), want)
+        assert gpufold.im2col(signal.astype(np.int32), (2,), strides=strides).dtype == np.int32
+    for strides, error in ((2.0, TypeError), (pairs.view(np.int32), ValueError), (pairs.tobytes(), TypeError)):
+        with pytest.raises(error, match="im2col: strides must"):
+            gpufold.im2col(signal, (2,), strides=strides)
+    gpufold.im2col(signal, (2,), pads_begin=1)
+    for given in (True, np.True_):
+        with pytest.raises(TypeError, match="im2col: pads_begin must"):
+            gpufold.im2col(signal, (2,), pads_begin=given)
+    with pytest.raises(TypeError, match="im2col: variant must"):
+        gpufold.im2col(signal, (2,), strides=2, variant=memoryview(np.str_("auto")).tobytes())
