@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
@@ -79,7 +79,7 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
 
 def check_library(operation: str, name: str, array: object, library: ModuleType, like: str) -> None:
     """Raise unless an array belongs to the library of another."""
-    if library_of(operation, name, array) is not library:
+    if type(array) is not library.ndarray and library_of(operation, name, array) is not library:
         raise TypeError(
             f"{operation}: {name} must be a {library.__name__}.ndarray like {like}, got {type_name(array)}; "
             f"convert it with {library.__name__}.asarray({name})"
@@ -337,12 +337,11 @@ def overlapping(operation: str, name: str, shape: Size, strides: Size) -> ValueE
 
 def check_apart(operation: str, library: ModuleType, name: str, written: Any, others: Named) -> None:
     """Raise if an output shares memory with other arrays."""
-    for other, array in others:
-        if share_memory(library, written, array):
-            raise ValueError(
-                f"{operation}: {name} must share no memory with {other}, got arrays that overlap: shapes "
-                f"{written.shape} and {array.shape}; pass a copy of one"
-            )
+    for other, array in sharing(library, written, others):
+        raise ValueError(
+            f"{operation}: {name} must share no memory with {other}, got arrays that overlap: shapes "
+            f"{written.shape} and {array.shape}; pass a copy of one"
+        )
 
 
 def _address(library: ModuleType, array: Any) -> int:
@@ -351,29 +350,44 @@ def _address(library: ModuleType, array: Any) -> int:
     return address
 
 
+def _span(array: Any) -> tuple[int, int]:
+    """Return the begin and end of a GPU array's memory."""
+    address = array.data.ptr
+    if array.flags.c_contiguous:
+        return address, address + array.nbytes
+    begin, end = bounds_of(array.shape, array.strides, array.itemsize)
+    return address + begin, address + end
+
+
 def _at(address: int, shape: Size, strides: Size, itemsize: int) -> npt.NDArray[Any]:
     """Return an array at a GPU's address, for NumPy's arithmetic on addresses; its memory is never read."""
     layout = {"shape": shape, "strides": strides, "typestr": f"|V{itemsize}"}
     return np.asarray(SimpleNamespace(__array_interface__={"version": 3, "data": (address, True), **layout}))
 
 
-def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
-    """Return whether two arrays share an element; if that is too expensive to decide, whether their bounds overlap.
+def sharing(library: ModuleType, array: Any, others: Named) -> Iterator[tuple[str, Any]]:
+    """Yield the others that share an element with an array; if that is too expensive to decide, by their bounds.
 
     The CPU decides from addresses. CuPy's `shares_memory` would synchronise with the device, and its
     `may_share_memory` compares only within one allocation, and every imported array counts as its own. All devices of
     a process share one address space, so memory of different devices never overlaps.
     """
     if library is np:
-        return _share(first, second)
-    return share_addresses(
-        (first.data.ptr, first.shape, first.strides, first.itemsize),
-        (second.data.ptr, second.shape, second.strides, second.itemsize),
-    )
+        yield from (each for each in others if _share(array, each[1]))
+        return
+    begin, end = _span(array)
+    for each in others:
+        other_begin, other_end = _span(each[1])
+        if begin < other_end and other_begin < end and share_addresses(_memory_of(array), _memory_of(each[1])):
+            yield each
+
+
+def _memory_of(array: Any) -> tuple[int, Size, Size, int]:
+    return array.data.ptr, array.shape, array.strides, array.itemsize
 
 
 def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size, Size, int]) -> bool:
-    """Compare arrays given by address, shape, strides in bytes and itemsize, as `share_memory` does."""
+    """Compare arrays given by address, shape, strides in bytes and itemsize, as `sharing` does."""
     address, shape, strides, itemsize = first
     begin, end = bounds_of(shape, strides, itemsize)
     other, shape, strides, itemsize = second
