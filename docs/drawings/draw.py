@@ -1,4 +1,4 @@
-"""Draw what functions do, and which to take: `python docs/drawings/draw.py` writes an SVG file of each beside itself.
+"""Draw what functions do, and how fast: `python docs/drawings/draw.py` writes an SVG file of each beside itself.
 
 Every number in a drawing is computed by gpufold. The files are the same on every run, so that a test compares them.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -243,45 +242,6 @@ def gpu_speed() -> Figure:
     return figure
 
 
-def choosing() -> Figure:
-    """Draw the questions that lead from blocks to the functions that extract and reassemble them."""
-    figure, axes = _canvas(9.4)
-    rows = (1.4, 3.9, 6.4, 8.9)
-    questions = (
-        ("Between the batch", "and spatial axes?"),
-        ("At arbitrary positions,", "or tiles to average?"),
-        ("As columns, or with", "dilation or padding?"),
-    )
-    answers = (
-        ("space_to_batch", "batch_to_space", "dilated convolutions"),
-        ("take_blocks", "add_blocks, Stitcher", "tiles, patches, probes"),
-        ("im2col", "col2im", "torch's unfold and fold"),
-        ("array_to_blocks", "blocks_to_array", "block-major layout"),
-    )
-    width, high, left = 7.0, 1.7, 8.8
-    for row, lines in zip(rows, questions, strict=False):
-        _fill(axes, (0, row - high / 2), width, high, GREYS[1])
-        _frame(axes, 0, row - high / 2, width, high)
-        for number, line in enumerate(lines):
-            _text(axes, width / 2, row + 0.62 * (number - 0.5), line)
-        _arrow(axes, width, left, row)
-        axes.text((width + left) / 2, row - 0.35, "yes", ha="center", size=SMALL, color=FAINT)
-    for above, below in pairwise(rows):
-        end = below if below == rows[-1] else below - high / 2
-        axes.plot([width / 2] * 2, [above + high / 2, end], color=INK, lw=1.3)
-        axes.text(width / 2 + 0.25, (above + below) / 2 + 0.15, "no", size=SMALL, color=FAINT)
-    _arrow(axes, width / 2 - 0.35, left, rows[-1])
-    for row, colour, (out, back, why) in zip(rows, COLOURS, answers, strict=True):
-        for number, name in enumerate((out, back)):
-            corner = left + number * 5.2, row - 0.6
-            _fill(axes, corner, 5.0, 1.2, colour)
-            _text(axes, corner[0] + 2.5, row, name, family="monospace")
-        _note(axes, left + 10.6, row, why, ha="left")
-    for number, name in enumerate(("extract", "reassemble")):
-        _text(axes, left + 2.5 + number * 5.2, 0.25, name, weight="bold")
-    return figure
-
-
 def badges() -> Figure:
     """Draw what pyproject.toml says of the package: what a badge would ask a server for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -450,7 +410,7 @@ def save(folder: Path) -> list[Path]:
     sys.path.insert(0, str(ROOT))  # of the benchmark
     with mpl.rc_context(STYLE):
         drawings = [badges, col2im, im2col, batch_to_space, space_to_batch, blocks, positions, take_blocks]
-        drawings += [grid_positions, stitcher, speed, gpu_speed, choosing]
+        drawings += [grid_positions, stitcher, speed, gpu_speed]
         for drawing in drawings:
             paths.append(folder / f"{drawing.__name__}.svg")
             drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})
