@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
@@ -24,15 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COLOURS = ("#8ec5f0", "#f6c177", "#9bd6a3", "#ee9fb4")
 """Of the four blocks, or of the four entries of a batch."""
-INK, FAINT = "#22303c", "#5f6e7b"
-GREYS = {1: "#f4f6f8", 2: "#d9e0e6", 4: "#b3bfca"}
-"""The more blocks cover a pixel, the darker it is."""
+INK, FAINT, GREY = "#22303c", "#5f6e7b", "#f4f6f8"
 
 NORMAL, SMALL = 11, 9.5
 
 Corner = tuple[float, float]
-Part = tuple[float, float, float, float]
-"""Of an array: x, y, width and height."""
+Place = Any
+"""The elements of an array that a block covers, as NumPy indexes them."""
 Array = np.ndarray[Any, Any]
 
 STYLE: dict[str, Any] = {
@@ -48,20 +45,16 @@ STYLE: dict[str, Any] = {
 
 def col2im() -> Figure:
     """Draw four blocks of 3x3 at a stride of 2, which overlap in the middle row and column of an image of 5x5."""
-    size, taps, blocks, stride = 5, 3, 4, 2
-    columns = np.tile(np.arange(1, blocks + 1), (taps * taps, 1))
-    image = gpufold.col2im(columns, (size, size), (taps, taps), strides=stride)[0]
-    counts = gpufold.col2im(np.ones_like(columns), (size, size), (taps, taps), strides=stride)[0]
+    columns = np.tile(np.arange(1, 5), (9, 1))
+    image = gpufold.col2im(columns, (5, 5), (3, 3), strides=2)[0]
+    counts = gpufold.col2im(np.ones_like(columns), (5, 5), (3, 3), strides=2)[0]
     row = _Row("gpufold.col2im(columns, (5, 5), (3, 3), strides=2)", 9, gap=1.7)
-    row.array(columns, [(block, 0, 1, 9) for block in range(4)], COLOURS, "columns", "9 elements of 4 blocks")
-    row.entries(columns.T.reshape(blocks, taps, taps), (3.4, 3.4), "blocks", "stride 2")
-    half = size / 2  # a pixel under several blocks has the colours of all
-    quarters = [(x, y, half, half) for y in (0, half) for x in (0, half)]
-    row.array(image, quarters, COLOURS, "image", "sums where blocks overlap", bold=counts > 1)
-    cells = [(x, y, 1, 1) for y, x in np.ndindex(counts.shape)]
-    greys = [GREYS[int(count)] for count in counts.flat]
-    corner = row.part(size, size, "overlaps", 'reduction="mean" divides by them', arrow=False)
-    _array(row.axes, corner, counts, cells, greys)
+    row.array(columns, [np.s_[:, block] for block in range(4)], "columns", "9 elements of 4 blocks")
+    row.entries(columns.T.reshape(4, 3, 3), "blocks", "stride 2")
+    row.array(
+        image, [np.s_[y : y + 3, x : x + 3] for y in (0, 2) for x in (0, 2)], "image", "sums where blocks overlap"
+    )
+    row.array(counts, [], "overlaps", "the divisors of a mean", arrow=False)
     return row.figure
 
 
@@ -70,10 +63,10 @@ def im2col() -> Figure:
     image = np.arange(1, 13).reshape(1, 3, 4)
     columns = gpufold.im2col(image, (2, 2), strides=(1, 2))
     row = _Row("gpufold.im2col(image, (2, 2), strides=(1, 2))", 4.4)
-    halves = [(x, y, 2, 1.5) for y in (0, 1.5) for x in (0, 2)]  # a pixel under two blocks has the colours of both
-    row.array(image[0], halves, COLOURS, "image", "one channel of 3 x 4")
-    row.entries(columns.T.reshape(4, 2, 2), (2.4, 2.4), "blocks", "strides 1 and 2")
-    row.array(columns, [(block, 0, 1, 4) for block in range(4)], COLOURS, "columns", "4 elements of 4 blocks")
+    places = [np.s_[y : y + 2, x : x + 2] for y in (0, 1) for x in (0, 2)]
+    row.array(image[0], places, "image", "one channel of 3 x 4")
+    row.entries(columns.T.reshape(4, 2, 2), "blocks", "strides 1 and 2")
+    row.array(columns, [np.s_[:, block] for block in range(4)], "columns", "4 elements of 4 blocks")
     row.lines("Each block becomes a column.", "A pixel under two blocks", "is copied twice.")
     return row.figure
 
@@ -83,11 +76,10 @@ def batch_to_space() -> Figure:
     batch = np.arange(24).reshape(4, 2, 3)
     whole = gpufold.batch_to_space(batch, (1, 2, 2))[0]
     space = gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))[0]
-    kept = space.shape[1]
-    assert np.array_equal(whole[:, :kept], space)
+    assert np.array_equal(whole[:, :5], space)
     row = _Row("gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))", 4.6)
-    row.entries(batch, (3.6, 2.6), "batch", "4 entries of 2 x 3")
-    row.interleaved(whole, kept, "space", "1 entry of 4 x 5", framed=kept, veil=0.72)
+    row.entries(batch, "batch", "4 entries of 2 x 3")
+    row.interleaved(whole, "1 entry of 4 x 5")
     row.lines("Each 2 x 2 block takes one", "element from each entry.", "", "The crop removes the last column.")
     return row.figure
 
@@ -96,53 +88,52 @@ def space_to_batch() -> Figure:
     """Draw an image that is padded by a column, and whose blocks of 2x2 become a batch of four."""
     space = np.arange(1, 21).reshape(1, 4, 5)
     batch = gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))
-    padded = np.pad(space[0], ((0, 0), (0, 1)))
     row = _Row("gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))", 4.6)
-    row.interleaved(padded, space.shape[2], "space", "1 entry of 4 x 5, padded", framed=padded.shape[1], veil=0.55)
-    row.entries(batch, (3.6, 2.6), "batch", "4 entries of 2 x 3")
+    row.interleaved(np.pad(space[0], ((0, 0), (0, 1))), "1 entry of 4 x 5, padded")
+    row.entries(batch, "batch", "4 entries of 2 x 3")
     row.lines("Each entry takes one element", "from every 2 x 2 block.", "", "Padding is zero.")
     return row.figure
 
 
 def blocks() -> Figure:
     """Draw an array of 7, its three blocks of 3 at a stride of 2, and their sum and mean."""
-    array = np.arange(1, 8)[None]
-    taken = gpufold.array_to_blocks(array[0], 3, strides=2)
-    sums = gpufold.blocks_to_array(taken, (7,), 3, strides=2)[None]
-    mean = gpufold.blocks_to_array(taken.astype(float), (7,), 3, strides=2, reduction="mean")[None]
-    assert np.array_equal(mean, array)
+    array = np.arange(1, 8)
+    taken = gpufold.array_to_blocks(array, 3, strides=2)
     row = _Row("gpufold.array_to_blocks(array, 3, strides=2), blocks_to_array(blocks, (7,), 3, strides=2)", 4.2)
-    row.array(array, [(0, 0, 7, 1)], [GREYS[1]], "array", "7 elements")
-    row.entries(taken[:, None], (0, 1.6), "blocks", "(3, 3)", per_row=1)
+    row.array(array[None], [], "array", "7 elements")
+    row.entries(taken[:, None], "blocks", "(3, 3)", per_row=1)
     left, top = row.part(7, 3, "array", "overlaps are summed or averaged")
-    parts = [(0, 0, 2.5, 1), (2.5, 0, 2, 1), (4.5, 0, 2.5, 1)]
-    for below, result, name in ((0, sums, '"sum"'), (2, mean.astype(int), '"mean"')):
-        _array(row.axes, (left, top + below), result, parts, COLOURS[:3], bold=result != array)
-        _note(row.axes, left + 7.5, top + below + 0.5, f"reduction={name}", ha="left")
+    for below, reduction in ((0, "sum"), (2, "mean")):
+        result = gpufold.blocks_to_array(taken.astype(float), (7,), 3, strides=2, reduction=reduction)
+        _array(row.axes, (left, top + below), result[None], [np.s_[:, x : x + 3] for x in (0, 2, 4)])
+        _note(row.axes, left + 7.5, top + below + 0.5, f'reduction="{reduction}"', ha="left")
     return row.figure
+
+
+PLACES = [(0, 0), (1, 2), (3, 6)]
+"""Positions of three blocks of 3x3 in an array of 5x8, one of them beyond the border."""
+PLACED = [np.s_[row : row + 3, column : column + 3] for row, column in PLACES]
+INSIDE = [np.s_[: 5 - row, : 8 - column] for row, column in PLACES]
+"""Of each block, what is inside the array."""
 
 
 def positions() -> Figure:
     """Draw three blocks that are added to an array at positions of any kind, one of them beyond the border."""
-    size, places = (5, 8), [(0, 0), (1, 2), (3, 6)]
     tiles = np.arange(1, 4)[:, None, None] * np.ones((3, 3, 3), int)
-    array = gpufold.add_blocks(np.zeros(size, int), tiles, places)
-    counts = gpufold.add_blocks(np.zeros(size, int), np.ones_like(tiles), places)
-    row = _Row(f"gpufold.add_blocks(zeros((5, 8)), blocks, {places})", 5)
-    row.tiles(tiles, places, [(3, 3)] * 3, "each with a position")
-    row.covered(array, places, "outside the border elements are dropped", bold=counts > 1)
+    array = gpufold.add_blocks(np.zeros((5, 8), int), tiles, PLACES)
+    row = _Row(f"gpufold.add_blocks(zeros((5, 8)), blocks, {PLACES})", 5)
+    row.entries(tiles, "blocks", "each with a position", per_row=3, notes=PLACES)
+    row.array(array, PLACED, "array", "outside the border elements are dropped")
     row.lines("take_blocks extracts blocks", "at the same positions.")
     return row.figure
 
 
 def take_blocks() -> Figure:
     """Draw three blocks that are taken from an array, one of them beyond the border."""
-    places = [(0, 0), (1, 2), (3, 6)]
     array = np.arange(1, 41).reshape(5, 8)
-    tiles = gpufold.take_blocks(array, places, 3)
-    row = _Row(f"gpufold.take_blocks(array, {places}, 3)", 5)
-    row.covered(array, places, "5 x 8")
-    row.tiles(tiles, places, [(min(3, 8 - column), min(3, 5 - line)) for line, column in places], "(3, 3, 3)")
+    row = _Row(f"gpufold.take_blocks(array, {PLACES}, 3)", 5)
+    row.array(array, PLACED, "array", "5 x 8")
+    row.entries(gpufold.take_blocks(array, PLACES, 3), "blocks", "(3, 3, 3)", per_row=3, notes=PLACES, inside=INSIDE)
     row.lines("Elements outside", "the array are zero,", "or as mode= says.")
     return row.figure
 
@@ -166,39 +157,33 @@ def grid_positions() -> Figure:
             corner = left + begin, top + 0.2 + 0.85 * (number % 2)
             _fill(axes, corner, 4, 0.75, COLOURS[number])
             _text(axes, corner[0] + 2, corner[1] + 0.38, str(begin), size=SMALL)
-        _note(axes, left + 13, top + 1, f"the last block is {what}", ha="left")
+        _note(axes, left + 13.4, top + 1, f"the last block is {what}", ha="left")
     return figure
 
 
 def stitcher() -> Figure:
     """Draw two tiles of 6 that overlap by 3, weighted by a window, their sums, weights and average."""
-    window, tiles, places = np.array([1, 2, 3, 3, 2, 1]), np.array([[2] * 6, [8] * 6]), [(0,), (3,)]
+    window, tiles, places = np.array([1.0, 2, 3, 3, 2, 1]), np.array([[2.0] * 6, [8] * 6]), [(0,), (3,)]
     sums, weight = np.zeros(9), np.zeros(9)
-    gpufold.add_blocks_(sums, tiles.astype(float), places, window=window, weight_out=weight)
-    blended = gpufold.Stitcher((9,), 6, window=window.astype(float))
-    blended.add(tiles.astype(float), places)
+    gpufold.add_blocks_(sums, tiles, places, window=window, weight_out=weight)
+    blended = gpufold.Stitcher((9,), 6, window=window)
+    blended.add(tiles, places)
     average = blended.result()
     assert np.allclose(average, sums / weight)
     title = "stitcher = gpufold.Stitcher((9,), 6, window=window); stitcher.add(tiles, positions); stitcher.result()"
     figure, axes = _canvas(8.6, title)
-    left = 4.2
-    both = [COLOURS[0], COLOURS[2], COLOURS[1]]
+    both = [np.s_[:, :6], np.s_[:, 3:]]
     rows = (
-        ("tile 1 x window", 0, COLOURS[:1], tiles[0] * window),
-        ("tile 2 x window", 3, COLOURS[1:2], tiles[1] * window),
-        ("sums", 0, both, sums.astype(int)),
-        ("weights", 0, [GREYS[1], GREYS[2], GREYS[1]], weight.astype(int)),
-        ("average", 0, both, np.round(average, 1)),
+        ("tile 1 x window", 0, tiles[0] * window, both[:1], COLOURS),
+        ("tile 2 x window", 3, tiles[1] * window, [np.s_[:]], COLOURS[1:]),
+        ("sums", 0, sums, both, COLOURS),
+        ("weights", 0, weight, [], COLOURS),
+        ("average", 0, np.round(average, 1), both, COLOURS),
     )
-    for number, (name, begin, colours, values) in enumerate(rows):
-        top, width = 1.5 + 1.5 * number, 2 * len(values)
+    for number, (name, begin, values, covers, colours) in enumerate(rows):
+        top = 1.5 + 1.5 * number
         _text(axes, 0, top + 0.5, name, ha="left")
-        part = width / len(colours)
-        for place, colour in enumerate(colours):
-            _fill(axes, (left + 2 * begin + place * part, top), part, 1, colour)
-        _frame(axes, left + 2 * begin, top, width, 1)
-        for column, value in enumerate(values):
-            _text(axes, left + 2 * (begin + column) + 1, top + 0.5, f"{value:g}")
+        _array(axes, (4.2 + begin, top), values[None], covers, colours)
     return figure
 
 
@@ -209,18 +194,15 @@ def speed() -> Figure:
 
     (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-28.json"))
     shown = {"torch": "torch", "loop": "a NumPy loop", "fastest": "the fastest peer"}
-    figure, axes = _chart(5.6, (0.1, 0.87), "time of a peer divided by gpufold's", 9.4, 1)
+    figure, axes = _chart(5.6, (0.1, 0.87), "time of a peer divided by gpufold's", 12, 1)
+    lines = np.arange(len(measured))
     axes.set_ylim(len(measured), -0.1)
-    axes.set_yticks([row + 0.45 for row in range(len(measured))], [name for name, *_ in measured], size=SMALL)
+    axes.set_yticks(lines + 0.45, [name for name, *_ in measured], size=SMALL)
     for place, ((peer, words), colour) in enumerate(zip(shown.items(), COLOURS[1:], strict=True)):
-        label: str | None = words
-        for row, (_, *cells) in enumerate(measured):
-            cell = cells[peers.index(peer)]
-            if cell:
-                factor, top = float(cell.removesuffix("x")), row + 0.28 * place
-                _fill(axes, (0, top), factor, 0.26, colour, label=label)
-                _note(axes, factor + 0.06, top + 0.14, cell, ha="left", size=8)
-                label = None
+        cells = [cells[peers.index(peer)] for _, *cells in measured]
+        factors = [float(cell.removesuffix("x") or 0) for cell in cells]
+        bars = axes.barh(lines + 0.28 * place, factors, 0.26, align="edge", color=colour, label=words)
+        axes.bar_label(bars, cells, padding=2, size=8, color=FAINT)
     axes.legend(loc="lower right", frameon=False, fontsize=SMALL)
     return figure
 
@@ -267,15 +249,14 @@ def badges() -> Figure:
     return figure
 
 
-def _canvas(height: float, title: str = "") -> tuple[Figure, Axes]:
-    """Return a white figure whose unit is the side of a cell, with y downwards."""
+def _canvas(height: float, title: str) -> tuple[Figure, Axes]:
+    """Return a white figure with a title, whose unit is the side of a cell, with y downwards."""
     width, margin, inches = 25.2, 0.8, 0.4
     figure = Figure(figsize=((width + 2 * margin) * inches, (height + 2 * margin) * inches), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-margin, width + margin), ylim=(height + margin, -margin))
     axes.set_axis_off()
-    if title:
-        _text(axes, 0, 0.3, title, ha="left", family="monospace")
+    _text(axes, 0, 0.3, title, ha="left", family="monospace")
     return figure, axes
 
 
@@ -290,28 +271,21 @@ def _chart(height: float, vertical: tuple[float, float], what: str, most: float,
     return figure, axes
 
 
-def _array(
-    axes: Axes,
-    corner: Corner,
-    array: Array,
-    parts: Iterable[Part],
-    colours: Iterable[str],
-    bold: Any = False,
-    framed: bool = True,
-) -> None:
-    """Colour parts of an array, and part its elements by white lines."""
+def _array(axes: Axes, corner: Corner, array: Array, places: Sequence[Place], colours: Sequence[str] = COLOURS) -> None:
+    """Draw an array, each element in the colours of the blocks on it; those under several blocks are bold."""
     (left, top), (rows, columns) = corner, array.shape
-    for (x, y, width, height), colour in zip(parts, colours, strict=True):
-        _fill(axes, (left + x, top + y), width, height, colour)
-    lines = [[(left + x, top), (left + x, top + rows)] for x in range(1, columns)]
-    lines += [[(left, top + y), (left + columns, top + y)] for y in range(1, rows)]
-    axes.add_collection(LineCollection(lines, colors="white", linewidths=1.2, zorder=2))
-    if framed:
-        _frame(axes, left, top, columns, rows)
-    heavy = np.broadcast_to(bold, array.shape)
+    blocks = np.zeros((len(places), rows, columns), bool)
+    for block, place in zip(blocks, places, strict=True):
+        block[place] = True
     for (row, column), value in np.ndenumerate(array):
-        weight = "bold" if heavy[row, column] else "normal"
-        _text(axes, left + column + 0.5, top + row + 0.5, str(value), weight=weight)
+        stripes = [colour for colour, covers in zip(colours, blocks[:, row, column], strict=False) if covers] or [GREY]
+        for number, colour in enumerate(stripes):
+            _fill(axes, (left + column + number / len(stripes), top + row), 1 / len(stripes), 1, colour)
+        weight = "bold" if len(stripes) > 1 else "normal"
+        _text(axes, left + column + 0.5, top + row + 0.5, f"{value:g}", weight=weight)
+    axes.vlines(left + np.arange(1, columns), top, top + rows, "white", lw=1.2)
+    axes.hlines(top + np.arange(1, rows), left, left + columns, "white", lw=1.2)
+    _frame(axes, left, top, columns, rows)
 
 
 class _Row:
@@ -326,55 +300,48 @@ class _Row:
         """Return the corner of what comes next."""
         left = self.right + self.gap if self.right else 0.0
         if left and arrow:
-            _arrow(self.axes, self.right, left, self.middle)
+            ends = (self.right + 0.35, self.middle), (left - 0.35, self.middle)
+            style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 13, "color": INK, "lw": 1.3}
+            self.axes.add_patch(FancyArrowPatch(*ends, **style, shrinkA=0, shrinkB=0))
         _text(self.axes, left + width / 2, self.bottom + 0.75, name, weight="bold")
         _note(self.axes, left + width / 2, self.bottom + 1.4, what)
         self.right = left + width
         return left, self.middle - high / 2
 
-    def array(
-        self, array: Array, parts: Iterable[Part], colours: Iterable[str], name: str, what: str, **options: Any
-    ) -> Corner:
+    def array(self, array: Array, places: Sequence[Place], name: str, what: str, arrow: bool = True) -> Corner:
         """Draw an array; return its corner."""
         rows, columns = array.shape
-        corner = self.part(columns, rows, name, what)
-        _array(self.axes, corner, array, parts, colours, **options)
+        corner = self.part(columns, rows, name, what, arrow)
+        _array(self.axes, corner, array, places)
         return corner
 
-    def entries(self, arrays: Array, step: Corner, name: str, what: str, per_row: int = 2) -> None:
-        """Draw arrays one below the other, so many beside each other, each in a colour of its own."""
+    def entries(
+        self,
+        arrays: Array,
+        name: str,
+        what: str,
+        per_row: int = 2,
+        notes: Sequence[Any] = ("",) * 4,
+        inside: Sequence[Place] = (np.s_[:],) * 4,
+    ) -> None:
+        """Draw arrays in rows, each with a note below and in a colour of its own, as far as it is inside."""
         count, rows, columns = arrays.shape
-        width, high = step[0] * (per_row - 1) + columns, step[1] * (-(-count // per_row) - 1) + rows
+        gap = 0.6 if per_row < 3 else 0.4
+        width, high = (columns + gap) * per_row - gap, (rows + gap) * -(-count // per_row) - gap
         left, top = self.part(width, high, name, what)
-        for number, (colour, array) in enumerate(zip(COLOURS, arrays, strict=False)):
+        for number, array in enumerate(arrays):
             row, place = divmod(number, per_row)
-            corner = left + place * step[0], top + row * step[1]
-            _array(self.axes, corner, array, [(0, 0, columns, rows)], [colour])
+            corner = left + place * (columns + gap), top + row * (rows + gap)
+            _array(self.axes, corner, array, [inside[number]], COLOURS[number:])
+            _note(self.axes, corner[0] + columns / 2, top + rows + 0.5, str(notes[number]))
 
-    def tiles(self, tiles: Array, places: list[tuple[int, int]], inside: Iterable[Corner], what: str) -> None:
-        """Draw blocks of 3x3 with their positions, coloured as far as they lie inside an array."""
-        left, top = self.part(3.4 * len(tiles) - 0.4, 3, "blocks", what)
-        for number, (colour, tile, place, size) in enumerate(zip(COLOURS, tiles, places, inside, strict=False)):
-            begin = left + 3.4 * number
-            _array(self.axes, (begin, top), tile, [(0, 0, 3, 3), (0, 0, *size)], [GREYS[1], colour])
-            _note(self.axes, begin + 1.5, top + 3.5, str(place))
-
-    def covered(self, array: Array, places: list[tuple[int, int]], what: str, bold: Any = False) -> None:
-        """Draw an array and over it blocks of 3x3, without what is beyond the border."""
-        rows, columns = array.shape
-        left, top = self.array(array, [(0, 0, columns, rows)], [GREYS[1]], "array", what, bold=bold)
-        for colour, (row, column) in zip(COLOURS, places, strict=False):
-            wide, high = min(3, columns - column), min(3, rows - row)
-            _fill(self.axes, (left + column, top + row), wide, high, colour, alpha=0.75, zorder=1)
-
-    def interleaved(self, space: Array, kept: int, name: str, what: str, *, framed: int, veil: float) -> None:
-        """Draw blocks of 2x2, each of whose elements has its entry's colour; columns are kept up to the veil."""
-        (rows, columns), places = space.shape, list(np.ndindex(space.shape))
-        cells, colours = [(x, y, 1, 1) for y, x in places], [COLOURS[y % 2 * 2 + x % 2] for y, x in places]
-        left, top = self.array(space, cells, colours, name, what, framed=False)
-        _fill(self.axes, (left + kept, top), columns - kept, rows, "white", alpha=veil, zorder=4)
-        for row, column in np.ndindex(2, 3):
-            _frame(self.axes, left + 2 * column, top + 2 * row, min(2, framed - 2 * column), 2)
+    def interleaved(self, space: Array, what: str) -> None:
+        """Draw blocks of 2x2, each of whose elements has its entry's colour; the last column is crop or padding."""
+        rows, columns = space.shape
+        left, top = self.array(space, [np.s_[y::2, x::2] for y, x in np.ndindex(2, 2)], "space", what)
+        _fill(self.axes, (left + columns - 1, top), 1, rows, "white", alpha=0.65, zorder=4)
+        for row, column in np.ndindex(rows // 2, columns // 2):
+            _frame(self.axes, left + 2 * column, top + 2 * row, 2, 2)
 
     def lines(self, *lines: str) -> None:
         """Write lines one below the other behind the last array."""
@@ -397,11 +364,6 @@ def _note(axes: Axes, x: float, y: float, text: str, size: float = SMALL, ha: st
 
 def _frame(axes: Axes, x: float, y: float, width: float, height: float) -> None:
     axes.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=INK, lw=1.1, joinstyle="round", zorder=5))
-
-
-def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
-    ends = (start + 0.35, y), (end - 0.35, y)
-    axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=13, color=INK, lw=1.3, shrinkA=0, shrinkB=0))
 
 
 def save(folder: Path) -> list[Path]:
