@@ -22,7 +22,7 @@ from bench.problems import Problem, itemsize_of, plan_of
 from bench.regret import VARIANTS
 from bench.results import COPY, OURS, Row, Run, commit, now, processor
 from bench.terminal import progress
-from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
+from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory, significant
 from gpufold.gpu.plan import Device, Operand
 from gpufold.threads import for_each
 
@@ -119,7 +119,7 @@ class Bench:
                 continue
             calls[name] = call.run
             if seconds > limit:
-                row.times[name] = Times([seconds])
+                row.times[name] = Times([significant(seconds)])
         del expected
         timed = {name: call for name, call in calls.items() if name not in row.times}
         interleave({**timed, COPY: copy}, self.clock, self.seconds, row.times, partial(self._note, row))
@@ -139,7 +139,7 @@ class Bench:
                 self._note(row, name, error)
                 continue
             if count >= LEAST_MEMORY * result:
-                row.memory[name] = count
+                row.memory[name] = round(significant(count))
 
     def _candidates(self, problem: Problem, data: Any) -> Iterator[tuple[str, Callable[[], Call | None]]]:
         """Yield each candidate's name and a function that makes its call, or None if it does not serve the problem."""
@@ -224,7 +224,6 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
             run.rows = [*others, row]
             save()
             raise
-        row.round()
         run.rows = [*others, row]
         save()
 

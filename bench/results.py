@@ -14,7 +14,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from bench.timing import Times, significant
+from bench.timing import Times
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -45,11 +45,6 @@ class Row:
     def key(self) -> tuple[str, str]:
         """The key of a row in a run."""
         return self.problem, self.dtype
-
-    def round(self) -> None:
-        """Round the times to the digits that are saved, so that tables do not change by saving."""
-        self.times = {name: times.rounded() for name, times in self.times.items()}
-        self.memory = {name: round(significant(count)) for name, count in self.memory.items()}
 
     @property
     def name(self) -> str:

@@ -52,21 +52,14 @@ class Times:
         gaps = [host > hidden for host, hidden in zip(self.host, self.hidden, strict=False)]
         return 2 * sum(gaps) > len(gaps)
 
-    def rounded(self) -> Times:
-        """Return the same, rounded to the digits that are saved."""
-        return Times(*([significant(value) for value in values] for values in (self.seconds, self.host, self.hidden)))
-
-
-DIGITS = 4
-
 
 def significant(value: float) -> float:
-    """Round to the digits that are saved.
+    """Round what is measured to four digits.
 
     >>> significant(0.00123456)
     0.001235
     """
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{value:.4g}")
 
 
 class CpuClock:
@@ -104,7 +97,7 @@ class CpuClock:
         for _ in range(repeats):
             call()
         end = self.counter()
-        times.seconds.append((end - start) / repeats)
+        times.seconds.append(significant((end - start) / repeats))
         return end - began
 
 
@@ -152,11 +145,12 @@ class GpuClock:
         before.record()
         start = self.counter()
         call()
-        times.host.append(self.counter() - start)
+        host = self.counter() - start
         after.record()
         after.synchronize()
-        times.hidden.append(self.cupy.cuda.get_elapsed_time(first, before) / 1e3)
-        times.seconds.append(self.cupy.cuda.get_elapsed_time(before, after) / 1e3)
+        times.host.append(significant(host))
+        times.hidden.append(significant(self.cupy.cuda.get_elapsed_time(first, before) / 1e3))
+        times.seconds.append(significant(self.cupy.cuda.get_elapsed_time(before, after) / 1e3))
         return self.counter() - began
 
 
