@@ -21,6 +21,7 @@ from bench.problems import (
     AT_POSITIONS,
     TAKING,
     Problem,
+    along,
     cropped,
     library_of,
     padded,
@@ -86,10 +87,6 @@ class Peer:
 
 
 UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
-
-
-def _along(geometry: SlidingGeometry, name: str) -> tuple[int, ...]:
-    return tuple(getattr(axis, name) for axis in geometry.axes)
 
 
 def _symmetric(geometry: SlidingGeometry) -> bool:
@@ -199,7 +196,7 @@ def _at_positions(geometry: SlidingGeometry, places: list[list[int]]) -> Moves:
 def _put_together(problem: Problem, data: Any, weights: Any, moves: Callable[[], Moves]) -> Any:
     geometry = problem.geometry
     blocks = problem.as_blocks(data) if problem.operation == "col2im" else data
-    size = _along(geometry, "padded_size")
+    size = along(geometry, "padded_size")
     image = np.zeros((geometry.batch, geometry.channels, *size), data.dtype)
     divisor, power = np.zeros(size, weights.dtype), _powers(problem, weights)
     for where, part, taps in moves():
@@ -250,9 +247,9 @@ def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
 
 def _windows(problem: Problem, image: Any) -> Any:
     geometry, rank = problem.geometry, len(problem.geometry.axes)
-    spans, spatial = _along(geometry, "dilated_kernel"), tuple(range(2, 2 + rank))
+    spans, spatial = along(geometry, "dilated_kernel"), tuple(range(2, 2 + rank))
     views = library_of(image).lib.stride_tricks.sliding_window_view(padded(image, geometry), spans, spatial)
-    slices = [slice(None, None, step) for name in ("stride", "dilation") for step in _along(geometry, name)]
+    slices = [slice(None, None, step) for name in ("stride", "dilation") for step in along(geometry, name)]
     blocks = views[(slice(None), slice(None), *slices)]
     if problem.operation == "array_to_blocks":
         return blocks.copy()
@@ -375,7 +372,7 @@ def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry, takes = problem.geometry, problem.operation == "im2col"
     if prod(geometry.block_shape) > (ONE_HOT_TAPS if takes else COMPILED_TAPS):
         return None
-    options = {"window_strides": _along(geometry, "stride"), "rhs_dilation": _along(geometry, "dilation")}
+    options = {"window_strides": along(geometry, "stride"), "rhs_dilation": along(geometry, "dilation")}
 
     def patches(image: Any) -> Any:
         found = conv_general_dilated_patches(
@@ -396,7 +393,7 @@ def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
     if prod(geometry.block_shape) > COMPILED_TAPS:
         return None
-    shape = geometry.batch, geometry.channels, *_along(geometry, "padded_size")
+    shape = geometry.batch, geometry.channels, *along(geometry, "padded_size")
 
     def run(columns: Any) -> Any:
         image, blocks = numpy.zeros(shape, columns.dtype), problem.as_blocks(columns)
@@ -569,7 +566,7 @@ def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
     if tiles is None:
         return None
     picture = _tensor(data, threads).new_zeros((1, *geometry.size))
-    strides, window = _along(geometry, "stride"), problem.weights() if problem.window else None
+    strides, window = along(geometry, "stride"), problem.weights() if problem.window else None
 
     def run() -> Any:
         answers = iter(tiles.values())
@@ -639,7 +636,7 @@ def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call:
 
     geometry, element = problem.geometry, {"float32": "float", "float16": "float16"}[data.dtype.name]
     names = ("dilation", "stride", "pad_begin", "pad_end")
-    dilations, strides, begins, ends = (list(_along(geometry, name)) for name in names)
+    dilations, strides, begins, ends = (list(along(geometry, name)) for name in names)
     rank, pads = len(begins), begins + ends
     size, taps = (", ".join(map(str, sizes)) for sizes in (geometry.size, geometry.block_shape))
     model = parser.parse_model(f"""
@@ -686,7 +683,7 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
         return None
     import sigpy
 
-    block, strides = geometry.block_shape, _along(geometry, "stride")
+    block, strides = geometry.block_shape, along(geometry, "stride")
     if problem.operation in TAKING:
 
         def as_columns(blocks: Any) -> Any:

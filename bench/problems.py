@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial, reduce
-from math import gcd, prod
+from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -90,38 +91,24 @@ class Problem:
         return replace(self, geometry=of_batch(self.geometry, self.gpu_batch))
 
     def shrunk(self, elements: int, planes: int = 1) -> Problem:
-        """Return a problem with at most `elements` at its input: fewer images, channels, blocks of the first axis.
+        """Return a problem with at most `elements` at its input: of fewer images, or planes of sliding blocks.
 
-        One image, one channel and the blocks that two blocks' lengths reach are left at least; of sliding blocks, the
-        number of planes is a multiple of `planes`.
+        The number of planes is a multiple of `planes`. Where there are no more, and several axes, the first axis is as
+        short as the blocks that two blocks' lengths reach at least.
         """
-
-        def fitting(count: int, rest: int) -> int:
-            return max(1, min(count, elements * count // rest))
-
-        def multiple(count: int, step: int) -> int:
-            return -(-count // step) * step
-
-        geometry = self.geometry
-        images = fitting(geometry.batch, prod(self.input_shape))
+        geometry, share = self.geometry, Fraction(elements, prod(self.input_shape))
         if isinstance(geometry, SpaceGeometry):
-            return replace(self, geometry=of_batch(geometry, images))
-        if images > 1:
-            images = multiple(images, planes // gcd(planes, geometry.channels))
-            return replace(self, geometry=of_batch(geometry, images))
-        one_image = replace(self, geometry=of_batch(geometry, 1))
-        channels = fitting(geometry.channels, prod(one_image.input_shape))
-        if planes <= geometry.channels:
-            channels = multiple(channels, planes)
-        else:
-            images = planes // gcd(planes, channels)
+            return replace(self, geometry=of_batch(geometry, max(1, int(geometry.batch * min(1, share)))))
+        count = max(1, int(geometry.planes * min(1, share)))
+        step = lcm(planes, geometry.channels) if count >= geometry.channels else planes
+        count = max(step, count // step * step)
         first, *others = geometry.axes
-        if images * channels <= planes and others:
-            few_planes = replace(self, geometry=replace(geometry, lead=(images, channels)))
+        if count <= planes and others:
             least = min(first.blocks, 2 * -(-first.dilated_kernel // first.stride))
-            blocks = max(least, fitting(first.blocks, prod(few_planes.input_shape)))
+            blocks = max(least, int(first.blocks * min(1, share * geometry.planes / count)))
             first = first._replace(size=first.size - (first.blocks - blocks) * first.stride)
-        return replace(self, geometry=replace(geometry, lead=(images, channels), axes=(first, *others)))
+        channels = count if count < geometry.channels else gcd(count, geometry.channels)
+        return replace(self, geometry=replace(geometry, lead=(count // channels, channels), axes=(first, *others)))
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -166,20 +153,14 @@ class Problem:
             begins, ends = zip(*pads_of(geometry), strict=True)
             block_shape = (1, *geometry.block_shape)
             return {"block_shape": block_shape, f"{margin}_begin": (0, *begins), f"{margin}_end": (0, *ends)}
-        axes = geometry.axes
         if self.operation in AT_POSITIONS:
             return {"block_shape": geometry.block_shape} if self.operation == "take_blocks" else {}
         if self.operation in BLOCK_OPERATIONS:
-            strides = tuple(axis.stride for axis in axes)
-            arguments = {"block_shape": geometry.block_shape, "strides": strides}
+            arguments = {"block_shape": geometry.block_shape, "strides": along(geometry, "stride")}
             return arguments if self.operation in TAKING else {"output_shape": self.output_shape, **arguments}
-        arguments = {
-            "kernel_size": geometry.block_shape,
-            "strides": tuple(axis.stride for axis in axes),
-            "dilations": tuple(axis.dilation for axis in axes),
-            "pads_begin": tuple(axis.pad_begin for axis in axes),
-            "pads_end": tuple(axis.pad_end for axis in axes),
-        }
+        names = {"kernel_size": "kernel", "strides": "stride", "dilations": "dilation"}
+        names |= {"pads_begin": "pad_begin", "pads_end": "pad_end"}
+        arguments = {argument: along(geometry, name) for argument, name in names.items()}
         return {"output_size": geometry.size, **arguments} if self.operation == "col2im" else arguments
 
     def positions(self) -> Array:
@@ -188,7 +169,7 @@ class Problem:
         By up to a quarter of a stride, as probes are.
         """
         geometry = self.geometry
-        strides, pads = np.array([(axis.stride, axis.pad_begin) for axis in geometry.axes]).T
+        strides, pads = np.array([along(geometry, "stride"), along(geometry, "pad_begin")])
         grid = np.indices(geometry.num_blocks).reshape(len(strides), -1).T * strides - pads
         if self.operation in AT_POSITIONS:
             rng = np.random.default_rng(len(self.name))
@@ -270,10 +251,10 @@ class Problem:
             return transposed(taken, order).reshape(self.output_shape)
         shape = [(planes, *pixel.shape)[axis] for axis in order]
         terms = transposed(data.reshape(shape), order).reshape(planes, -1)
-        result = _summed(pixel, terms, size, weight if self.window else None)
+        result = _summed(pixel, terms, size, weight)
         if self.reduction != "sum":
-            power = weight * weight if self.reduction == "least_squares" else weight
-            divisor = _summed(pixel, power.reshape(1, -1), size)
+            powers = weight if self.reduction == "least_squares" else library.ones_like(weight)
+            divisor = _summed(pixel, weight.reshape(1, -1), size, powers)
             result = result / library.where(divisor == 0, np.inf, divisor)
         return result.astype(data.dtype).reshape(self.output_shape)
 
@@ -315,23 +296,17 @@ SUMMED_TOGETHER = 1 << 26
 """Terms that are added at a time on a GPU, in double precision."""
 
 
-def _summed(pixel: Any, terms: Any, size: int, weight: Any = None) -> Any:
+def _summed(pixel: Any, terms: Any, size: int, weight: Any) -> Any:
     """Add weighted terms (planes, n) by the pixel of each, in double precision; those outside the image are dropped."""
-    library, pixel = library_of(terms), pixel.ravel()
-    weight = None if weight is None else weight.ravel()
-    if terms.dtype.kind == "c":
-        return _summed(pixel, terms.real, size, weight) + 1j * _summed(pixel, terms.imag, size, weight)
-    sums = library.empty((len(terms), size))
+    library, dtype = library_of(terms), np.complex128 if terms.dtype.kind == "c" else np.float64
+    sums = library.empty((len(terms), size), dtype)
     together = 1 if library is np else max(1, SUMMED_TOGETHER // terms.shape[1])
     for first in range(0, len(terms), together):
-        some = terms[first : first + together].astype(np.float64)
-        some = some if weight is None else some * weight
-        if library is np:
-            sums[first] = np.bincount(pixel, some[0], size + 1)[:size]
-        else:
-            total = library.zeros((size + 1, len(some)))
-            library.add.at(total, pixel, some.T)
-            sums[first : first + len(some)] = total[:size].T
+        some = terms[first : first + together].astype(dtype) * weight.ravel()
+        total = library.zeros((len(some), size + 1), dtype)
+        places = pixel.ravel() + (size + 1) * library.arange(len(some))[:, None]
+        library.add.at(total.ravel(), places.ravel(), some.ravel())
+        sums[first : first + len(some)] = total[:, :size]
     return sums.astype(np.int64) if terms.dtype.kind in "iu" else sums
 
 
@@ -353,6 +328,11 @@ def window_of(name: str, taps: int) -> Array:
 def of_batch(geometry: Any, batch: int) -> Any:
     """Return the same geometry with another number of images."""
     return replace(geometry, lead=(batch, *geometry.lead[1:]))
+
+
+def along(geometry: SlidingGeometry, name: str) -> tuple[int, ...]:
+    """Return one number of each axis, by its name."""
+    return tuple(getattr(axis, name) for axis in geometry.axes)
 
 
 def pads_of(geometry: SlidingGeometry | SpaceGeometry) -> list[tuple[int, int]]:
@@ -408,6 +388,7 @@ def problems(
     pad: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     operations: Sequence[str] = ("col2im",),
+    dtypes: Sequence[str] = ("float32",),
     **others: Any,
 ) -> list[Problem]:
     """Make problems of blocks on an image (N, C, *size), or between a batch and space (B, *E)."""
@@ -416,16 +397,14 @@ def problems(
     values = (kernel, stride, dilation, pad, pad)
     per_axis = [[value] * len(size) if isinstance(value, int) else value for value in values]
     geometry = (SpaceGeometry if is_space else SlidingGeometry)(tuple(lead), tuple(map(Axis, size, *per_axis)))
-    return [Problem(f"{operation}-{name}", operation, geometry, origin, **others) for operation in operations]
+    return [
+        Problem(f"{operation}-{name}", operation, geometry, origin, tuple(dtypes), **others) for operation in operations
+    ]
 
 
-def _problems() -> Iterator[Problem]:
-    rows = tomllib.loads(Path(__file__).with_name("problems.toml").read_text(encoding="utf-8"))["rows"]
-    for row in rows:
-        yield from problems(**row | {"dtypes": tuple(row.get("dtypes", ("float32",)))})
+ROWS = tomllib.loads(Path(__file__).with_name("problems.toml").read_text(encoding="utf-8"))["rows"]
 
-
-PROBLEMS = tuple(_problems())
+PROBLEMS = tuple(problem for row in ROWS for problem in problems(**row))
 
 
 def select(names: list[str], quick: bool, gpu: bool) -> list[Problem]:
