@@ -21,9 +21,8 @@ noisy = clean + np.random.default_rng(0).normal(0, 0.1, clean.shape).astype(np.f
 # %%
 # Extract every patch, transform it, and keep the coefficients above the noise level:
 
-spectra = dctn(
-    gpufold.array_to_blocks(noisy, (8, 8), strides=1), axes=(-2, -1), norm="ortho"
-)
+blocks = gpufold.array_to_blocks(noisy, (8, 8), strides=1)
+spectra = dctn(blocks, axes=(-2, -1), norm="ortho")
 print(spectra.shape, f"{np.mean(abs(spectra) > 0.3):.0%} of the coefficients are kept")
 spectra[abs(spectra) < 0.3] = 0
 
@@ -31,19 +30,21 @@ spectra[abs(spectra) < 0.3] = 0
 # Transform back and average the overlapping patches:
 
 blocks = idctn(spectra, axes=(-2, -1), norm="ortho")
-restored = gpufold.blocks_to_array(
-    blocks, clean.shape, (8, 8), strides=1, reduction="mean"
-)
+restored = gpufold.blocks_to_array(blocks, clean.shape, 8, strides=1, reduction="mean")
+
+
+def quality(image):
+    """Return how close an image is to the original."""
+    return f"{peak_signal_noise_ratio(clean, image, data_range=1):.1f} dB"
+
 
 _, axes = plt.subplots(1, 3, figsize=(10, 3.7), layout="constrained")
-for axis, (name, image) in zip(
-    axes, {"original": clean, "noisy": noisy, "restored": restored}.items()
-):
+images = {
+    "original": clean,
+    f"noisy, {quality(noisy)}": noisy,
+    f"restored, {quality(restored)}": restored,
+}
+for axis, (name, image) in zip(axes, images.items()):
     axis.imshow(image, cmap="gray", vmin=0, vmax=1)
-    quality = (
-        ""
-        if image is clean
-        else f", {peak_signal_noise_ratio(clean, image, data_range=1):.1f} dB"
-    )
-    axis.set_title(name + quality)
+    axis.set_title(name)
     axis.set_axis_off()

@@ -24,35 +24,27 @@ noisy = melody + np.random.default_rng(0).normal(0, 0.5, time.shape)
 # %%
 # Extract windowed frames with a hop of 128 samples:
 
-window = np.hanning(frame + 1)[:-1]
-frames = gpufold.array_to_blocks(noisy, (frame,), strides=(hop,), window=window)
+how = {"strides": hop, "window": np.hanning(frame + 1)[:-1]}
+frames = gpufold.array_to_blocks(noisy, frame, **how)
 spectra = np.fft.rfft(frames)
 print(frames.shape, spectra.shape)
 
 # %%
 # Set coefficients below a threshold to zero, and invert:
 
+
+def inverse(spectra):
+    """Return the signal of spectra."""
+    frames = np.fft.irfft(spectra)
+    return gpufold.blocks_to_array(
+        frames, noisy.shape, frame, reduction="least_squares", **how
+    )
+
+
 kept = np.where(abs(spectra) > 40, spectra, 0)
-sound = gpufold.blocks_to_array(
-    np.fft.irfft(kept),
-    noisy.shape,
-    (frame,),
-    strides=(hop,),
-    window=window,
-    reduction="least_squares",
-)
-unchanged = gpufold.blocks_to_array(
-    np.fft.irfft(spectra),
-    noisy.shape,
-    (frame,),
-    strides=(hop,),
-    window=window,
-    reduction="least_squares",
-)
-print(
-    "unmodified spectra give back the signal:",
-    np.allclose(unchanged[frame:-frame], noisy[frame:-frame]),
-)
+sound = inverse(kept)
+same = np.allclose(inverse(spectra)[frame:-frame], noisy[frame:-frame])
+print("unmodified spectra give back the signal:", same)
 
 _, axes = plt.subplots(2, 2, figsize=(10, 5.4), layout="constrained", sharex="row")
 for axis, (name, spectrum) in zip(axes[0], {"noisy": spectra, "kept": kept}.items()):

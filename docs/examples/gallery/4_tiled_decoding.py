@@ -28,13 +28,11 @@ def decode(latent):
     """Three convolutions, with a step to twice the size after each of the first two."""
     for number, matrix in enumerate(weights):
         _, height, width = latent.shape
-        latent = (
-            matrix @ gpufold.im2col(latent, (3, 3), pads_begin=1, pads_end=1)
-        ).reshape(-1, height, width)
+        columns = gpufold.im2col(latent, (3, 3), pads_begin=1, pads_end=1)
+        latent = (matrix @ columns).reshape(-1, height, width)
         if number < 2:
-            latent = (
-                np.maximum(latent, 0.1 * latent).repeat(2, axis=1).repeat(2, axis=2)
-            )
+            rectified = np.maximum(latent, 0.1 * latent)
+            latent = rectified.repeat(2, axis=1).repeat(2, axis=2)
     return np.tanh(latent)
 
 
@@ -48,28 +46,25 @@ print(latent.shape, "->", whole.shape)
 # ramp blends them in a :class:`gpufold.Stitcher`.
 
 TILE, STEP = 24, 16
-ramp = np.minimum(
-    np.arange(1, TILE * FACTOR + 1), np.arange(TILE * FACTOR, 0, -1)
-).clip(max=(TILE - STEP) * FACTOR)
+SIDE = TILE * FACTOR
+ramp = np.minimum(np.arange(1, SIDE + 1), np.arange(SIDE, 0, -1))
+ramp = ramp.clip(max=(TILE - STEP) * FACTOR).astype(np.float32)
 positions = gpufold.grid_positions(latent.shape[1:], TILE, strides=STEP)
 
 
 def by_tiles(window):
     """Decode tile by tile; the stitcher keeps the image, the decoder one tile."""
-    stitcher = gpufold.Stitcher(
-        whole.shape, (TILE * FACTOR, TILE * FACTOR), window=window
-    )
+    stitcher = gpufold.Stitcher(whole.shape, (SIDE, SIDE), window=window)
     for position in positions:
         tile = gpufold.take_blocks(latent, position[None], (TILE, TILE))[0]
         stitcher.add(decode(tile)[None], position[None] * FACTOR)
     return stitcher.result()
 
 
-blended = by_tiles((ramp.astype(np.float32),) * 2)
 images = {
     "decoded whole": whole,
     "by tiles, plain mean": by_tiles(None),
-    "by tiles, blended": blended,
+    "by tiles, blended": by_tiles((ramp, ramp)),
 }
 
 _, axes = plt.subplots(2, 3, figsize=(10.5, 5.2), layout="constrained")
@@ -87,9 +82,7 @@ for axis in axes.flat:
 # depends on two latent elements around it. With enough overlap, a window of zeros at
 # the edges is exact.
 
-exact = np.zeros(TILE * FACTOR, np.float32)
+exact = np.zeros(SIDE, np.float32)
 exact[3 * FACTOR : -3 * FACTOR] = 1
-print(
-    "largest error inside:",
-    abs(by_tiles((exact, exact)) - whole)[:, 12:-12, 12:-12].max(),
-)
+error = abs(by_tiles((exact, exact)) - whole)
+print("largest error inside:", error[:, 12:-12, 12:-12].max())

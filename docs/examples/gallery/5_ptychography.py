@@ -25,16 +25,11 @@ phase = resize(data.camera(), (96, 96), anti_aliasing=True)
 target = np.exp(2j * (phase - 0.5))
 rows, columns = np.ogrid[-1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j]
 probe = np.exp(-3 * rows**2 - 3 * (columns - 0.2j) ** 2)
-positions = (
-    gpufold.grid_positions((96 + SIDE // 2, 96 + SIDE // 2), SIDE, strides=6)
-    - SIDE // 4
-)
+beyond = SIDE // 4
+positions = gpufold.grid_positions((96 + 2 * beyond,) * 2, SIDE, strides=6) - beyond
 measured = abs(np.fft.fft2(gpufold.take_blocks(target, positions, SIDE) * probe))
-light = gpufold.add_blocks(
-    np.zeros((96, 96)),
-    np.broadcast_to(abs(probe) ** 2, (len(positions), SIDE, SIDE)),
-    positions,
-)
+spots = np.broadcast_to(abs(probe) ** 2, (len(positions), SIDE, SIDE))
+light = gpufold.add_blocks(np.zeros((96, 96)), spots, positions)
 print(len(positions), "positions")
 
 # %%
@@ -46,12 +41,10 @@ for _ in range(60):
     spectra = np.fft.fft2(waves)
     errors.append(np.linalg.norm(abs(spectra) - measured) / np.linalg.norm(measured))
     change = np.fft.ifft2(spectra / np.maximum(abs(spectra), 1e-12) * measured) - waves
-    found += gpufold.add_blocks(
-        np.zeros_like(found), change * probe.conj(), positions
-    ) / (light + 0.01 * light.max())
-found *= np.vdot(found, target) / np.vdot(
-    found, found
-)  # no camera sees a constant phase
+    update = gpufold.add_blocks(np.zeros_like(found), change * probe.conj(), positions)
+    found += update / (light + 0.01 * light.max())
+# no camera sees a constant phase
+found *= np.vdot(found, target) / np.vdot(found, found)
 
 _, axes = plt.subplots(1, 4, figsize=(12.5, 3.3), layout="constrained")
 axes[0].imshow(np.angle(target), cmap="twilight", vmin=-1.3, vmax=1.3)

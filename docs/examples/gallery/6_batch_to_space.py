@@ -41,9 +41,8 @@ dilated[::3, ::3] = kernel
 print(np.allclose(edges, convolve(image, dilated, mode="constant"), atol=1e-5))
 
 _, axes = plt.subplots(1, 2, figsize=(8, 3.3), layout="constrained")
-for axis, (name, shown) in zip(
-    axes, {"the image": image, "its edges, over seven pixels": edges}.items()
-):
+images = {"the image": image, "its edges, over seven pixels": edges}
+for axis, (name, shown) in zip(axes, images.items()):
     axis.imshow(shown, cmap="gray")
     axis.set_title(name)
     axis.set_axis_off()

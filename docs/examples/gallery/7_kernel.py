@@ -53,24 +53,13 @@ defined = np.zeros(SIZE, np.float32)
 for tap in range(KERNEL):
     for block in range(blocks):
         defined[block * STRIDE + tap] += columns[tap, block]
-print(
-    np.array_equal(
-        gpufold.col2im(columns, (SIZE,), (KERNEL,), strides=STRIDE)[0], defined
-    )
-)
+image = gpufold.col2im(columns, (SIZE,), (KERNEL,), strides=STRIDE)[0]
+print(np.array_equal(image, defined))
 
 # %%
 # :func:`gpufold.explain` reports the kernel that a call would launch, its grid, and why
 # it was chosen:
 
-print(
-    gpufold.explain(
-        "col2im",
-        ((8, 64 * 9, 56 * 56), "float32"),
-        (112, 112),
-        (3, 3),
-        strides=2,
-        pads_begin=1,
-        pads_end=1,
-    )
-)
+columns = (8, 64 * 9, 56 * 56), "float32"
+how = {"strides": 2, "pads_begin": 1, "pads_end": 1}
+print(gpufold.explain("col2im", columns, (112, 112), (3, 3), **how))

@@ -35,22 +35,19 @@ def tiles_of_chunk(block_info=None):
     """Make the tiles of the chunk that dask describes in ``block_info``."""
     place = block_info[None]
     rows, columns = (np.arange(*each) for each in place["array-location"][:2])
-    noise = np.random.default_rng((6, *place["chunk-location"])).random(
-        place["chunk-shape"], np.float32
-    )
+    random = np.random.default_rng((6, *place["chunk-location"]))
+    noise = random.random(place["chunk-shape"], np.float32)
     tile = np.arange(TILE)
     y = np.sin((rows[:, None] * STRIDE + tile) / 90)[:, None, :, None]
     x = np.sin((columns[:, None] * STRIDE + tile) / 70)[None, :, None, :]
     return (x * y + noise).astype(np.float32)
 
 
+chunks = da.core.normalize_chunks(
+    (TILES_PER_CHUNK, TILES_PER_CHUNK, TILE, TILE), (count, count, TILE, TILE)
+)
 tiles = da.map_blocks(
-    tiles_of_chunk,
-    chunks=da.core.normalize_chunks(
-        (TILES_PER_CHUNK, TILES_PER_CHUNK, TILE, TILE), (count, count, TILE, TILE)
-    ),
-    dtype=np.float32,
-    meta=np.empty((0,) * 4, np.float32),
+    tiles_of_chunk, chunks=chunks, meta=np.empty((0,) * 4, np.float32)
 )
 
 # %%
@@ -72,12 +69,8 @@ print(image)
 # fuse the tasks that parts share differently in each part.
 
 folder = TemporaryDirectory()
-target = zarr.create_array(
-    f"{folder.name}/image.zarr",
-    shape=image.shape,
-    chunks=image.chunksize,
-    dtype=image.dtype,
-)
+path, chunks = f"{folder.name}/image.zarr", image.chunksize
+target = zarr.create_array(path, shape=image.shape, chunks=chunks, dtype=image.dtype)
 step = CHUNKS_PER_PART * chunk
 for top, left in product(range(0, side, step), repeat=2):
     part = slice(top, min(top + step, side)), slice(left, min(left + step, side))
@@ -99,9 +92,7 @@ for corner in (*corners, (side, side)):
     (top, left), (bottom, right) = first, last + 1
     reaching = tiles[top:bottom, left:right].compute(scheduler="synchronous")
     shape = tuple((last - first) * STRIDE + TILE)
-    want = gpufold.blocks_to_array(
-        reaching, shape, (TILE, TILE), strides=STRIDE, **fused
-    )
+    want = gpufold.blocks_to_array(reaching, shape, TILE, strides=STRIDE, **fused)
     (y, x), (row, column) = starts, starts - first * STRIDE
     got = target[y : y + PIECE, x : x + PIECE]
     assert np.array_equal(got, want[row : row + PIECE, column : column + PIECE])

@@ -26,14 +26,9 @@ print(image.shape)
 
 def show(**images):
     """Draw images side by side, with their names as titles."""
-    _, axes = plt.subplots(
-        1,
-        len(images),
-        figsize=(3.2 * len(images), 3.4),
-        layout="constrained",
-        squeeze=False,
-    )
-    for axis, (title, array) in zip(axes.flat, images.items()):
+    size = 3.2 * len(images), 3.4
+    _, axes = plt.subplots(1, len(images), figsize=size, layout="constrained")
+    for axis, (title, array) in zip(axes, images.items()):
         axis.imshow(array, cmap="gray" if array.dtype.kind == "f" else "viridis")
         axis.set_title(title.replace("_", " "))
         axis.set_axis_off()
@@ -61,9 +56,8 @@ for axis, block in zip(axes.flat, blocks.reshape(-1, 32, 32)):
 # one in a corner, two along an edge, four in the interior.
 
 total = gpufold.blocks_to_array(blocks, image.shape, (32, 32), strides=16)
-counts = gpufold.blocks_to_array(
-    np.ones_like(blocks, dtype=np.int32), image.shape, (32, 32), strides=16
-)
+ones = np.ones_like(blocks, dtype=np.int32)
+counts = gpufold.blocks_to_array(ones, image.shape, (32, 32), strides=16)
 show(the_image=image, the_sum_of_its_blocks=total, how_many_blocks_cover_a_pixel=counts)
 
 # %%
@@ -82,9 +76,8 @@ print(np.allclose(again, image))
 # slightly off, and the mean shows seams. A window gives the center of a block more
 # weight. A separable window is one array of weights per axis.
 
-wrong = blocks + np.random.default_rng(0).normal(0, 0.15, (7, 7, 1, 1)).astype(
-    np.float32
-)
+offsets = np.random.default_rng(0).normal(0, 0.15, (7, 7, 1, 1))
+wrong = blocks + offsets.astype(np.float32)
 window = np.hanning(34)[1:-1].astype(np.float32)
 plain = gpufold.blocks_to_array(
     wrong, image.shape, (32, 32), strides=16, reduction="mean"
