@@ -32,9 +32,6 @@ QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 WIDTH = 160
 """Width of a table that is written to a file."""
 
-NAMED: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME", "help": "problems with it in their name"}
-"""Options of an argument that may be repeated, with one name each time."""
-
 Command: TypeAlias = Callable[[argparse.Namespace, list[str], Console], int]
 """Runs a command by its options and the command line, and returns the exit status."""
 
@@ -43,21 +40,24 @@ INTERRUPTED = 130
 
 
 def _parser() -> argparse.ArgumentParser:
+    named = argparse.ArgumentParser(add_help=False)
+    repeated: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
+    named.add_argument("--problem", **repeated, help="problems with it in their name")
     parser = argparse.ArgumentParser(
         prog="python -m bench",
+        parents=[named],
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
     parser.set_defaults(run=_table)
-    parser.add_argument("--problem", **NAMED)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
     _add_measuring(parser, "auto", "cpu", "gpu")
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
 
-    def command(name: str, run: Command, what: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=what)
+    def command(name: str, run: Command, what: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=what, parents=parents)
         made.set_defaults(run=run)
         return made
 
@@ -76,28 +76,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="saved results, or folders of them, else those in bench/results",
     )
-    on_host = command("host", host, "measure what a repeated GPU call costs before the launch, without a GPU")
-    on_host.add_argument("--problem", **NAMED)
-    counted = command("count", _count, "count registers, instructions and sectors of the kernels, without a GPU")
-    counted.add_argument("--problem", **NAMED)
-    counted.add_argument("--variant", **NAMED | {"choices": VARIANTS, "help": "else what auto takes"})
+    command("host", host, "measure what a repeated GPU call costs before the launch, without a GPU", named)
+    counted = command("count", _count, "count registers, instructions and sectors of the kernels, without a GPU", named)
+    counted.add_argument("--variant", **repeated, choices=VARIANTS, help="else what auto takes")
     counted.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
     counted.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
-    chip = command("chip", _chip, "half an hour on a GPU: tests, sanitizers, measurements, a summary")
+    chip = command("chip", _chip, "half an hour on a GPU: tests, sanitizers, measurements, a summary", named)
     chip.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
     )
     chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
     chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
-    chip.add_argument("--problem", **NAMED)
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
-    raced = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship")
+    raced = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship", named)
     raced.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune.txt"
     )
-    raced.add_argument("--problem", **NAMED)
     return parser
 
 

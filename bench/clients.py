@@ -6,8 +6,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -51,22 +50,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None: ...
 
 
-@contextmanager
-def _stood_in() -> Iterator[None]:
-    """Let the packages of STAND_INS be imported; afterwards they do not count as installed."""
-    finder = _Finder()
-    sys.meta_path.append(finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in finder.made:
-            sys.modules.pop(name, None)
-
-
 @cache
 def client(module: str) -> ModuleType:
     """Return a module of a client's package, such as `monai.inferers`."""
     importlib.import_module("torch._dynamo")  # looks for some of STAND_INS itself
-    with _stood_in():
+    finder = _Finder()
+    sys.meta_path.append(finder)
+    try:
         return importlib.import_module(module)
+    finally:
+        sys.meta_path.remove(finder)
+        for name in finder.made:  # which are not installed for anybody else
+            sys.modules.pop(name, None)

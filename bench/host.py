@@ -25,7 +25,7 @@ import gpufold
 from bench.hostcuda import fake_cupy
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
-from bench.terminal import Console, show
+from bench.terminal import Console, say, show
 from bench.timing import CpuClock, Times, interleave
 from gpufold.compute import launcher
 
@@ -110,19 +110,16 @@ def host(options: argparse.Namespace, words: list[str], console: Console) -> int
     if find_spec("torch"):
         show(console, _training())
     worst = max(repeated for _, _, *costs in rows for repeated in costs)
-    console.print(
+    (frame,) = in_turns(_stream())
+    for text in (
         f"Repeated calls take at most {worst * 1e6:.1f} µs up to the launch ({TARGET * 1e6:.0f} are allowed), without "
         "what CuPy's allocator and launch cost. A first call plans; it compiles too, which is not counted.",
-        highlight=False,
-    )
-    (frame,) = in_turns(_stream())
-    console.print(
         f"A stereo frame of 1,024 samples, a new one every 256, takes {frame * 1e6:.1f} µs through a Stitcher without "
         "an end, on NumPy arrays: add and finished.",
-        highlight=False,
-    )
-    console.print(f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}")
-    console.print(command_line(words), highlight=False)
+        f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}",
+        command_line(words),
+    ):
+        say(console, text)
     return 0
 
 

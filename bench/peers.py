@@ -330,17 +330,13 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     inverts = (problem.window, problem.reduction) == ("hann", "least_squares") and axis.size % axis.stride == 0
     if not inverts or not axis.pad_begin == axis.pad_end == axis.kernel // 2:
         return None
-    if library is np:
-        from scipy.signal import istft
-    else:
-        from cupyx.scipy.signal import istft
-
+    signal = importlib.import_module("scipy.signal" if library is np else "cupyx.scipy.signal")
     segments = data.reshape(geometry.planes, axis.kernel, axis.blocks)
     spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64))
     spectra /= library.asarray(problem.weights()[0].sum(), data.dtype)  # as stft scales them
     options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
     return Call(
-        lambda: istft(spectra, window="hann", **options)[1], lambda answer: answer.reshape(geometry.array_shape)
+        lambda: signal.istft(spectra, window="hann", **options)[1], lambda answer: answer.reshape(geometry.array_shape)
     )
 
 

@@ -14,7 +14,7 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.operations import OPERATIONS, variants
 
 VARIANTS = tuple(dict.fromkeys(name for operation in OPERATIONS for name in variants(operation)))
-"""Label of the row for all operations."""
+"""The kernel variants of all operations."""
 
 
 @dataclass(frozen=True)

@@ -88,29 +88,26 @@ def tables(run: Run) -> list[list[list[str]]]:
     return [cells(run), *([memory_cells(run)] if any(row.memory for row in run.rows) else [])]
 
 
-MEMORY = (
-    "Memory is the peak of one more call, its result included; none is shown of candidates with a pool of their own."
-)
-
-
-GAPS = "times with gaps: the host took longer to enqueue the call than flushing the cache kept the device busy"
-
-
 def footer(run: Run) -> list[str]:
     """Describe the machine and versions of a run."""
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    return [
+    lines = [
         "Times are medians in ms of samples taken in turns; ± is half the distance of the quartiles; "
         "peers' means are their time over gpufold's; "
-        f"GB/s counts each input and output byte once; {COPY} moves as many bytes, in the same run.",
-        *([MEMORY] if any(row.memory for row in run.rows) else []),
-        *([f"{EXPOSED} marks {GAPS}."] if any(each.exposed for row in run.rows for each in row.times.values()) else []),
-        *run.notes,
-        f"{run.date}, {run.device}, commit {run.commit}",
-        versions,
-        run.command,
-        *failures(run),
+        f"GB/s counts each input and output byte once; {COPY} moves as many bytes, in the same run."
     ]
+    if any(row.memory for row in run.rows):
+        lines.append(
+            "Memory is the peak of one more call, its result included; none is shown of candidates with a pool of "
+            "their own."
+        )
+    if any(times.exposed for row in run.rows for times in row.times.values()):
+        lines.append(
+            f"{EXPOSED} marks times with gaps: the host took longer to enqueue the call than flushing the cache kept "
+            "the device busy."
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    machine = f"{run.date}, {run.device}, commit {run.commit}"
+    return [*lines, *run.notes, machine, versions, run.command, *failures(run)]
 
 
 def failures(run: Run) -> list[str]:

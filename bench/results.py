@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,8 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
     >>> geometric_mean([1.0, None, 4.0])
     2.0
     """
-    logarithms = [log(value) for value in values if value is not None]
-    return exp(sum(logarithms) / len(logarithms)) if logarithms else None
+    known = [value for value in values if value is not None]
+    return statistics.geometric_mean(known) if known else None
 
 
 def commit(given: str | None = None) -> str:

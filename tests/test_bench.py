@@ -279,15 +279,8 @@ def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_sa
 def gpu_clock(monkeypatch):
     """A clock of the stand-in's events and flushes, which are noted; between two events lies a quarter of a ms."""
     log, ticks, cupy = [], Ticks(), fake_cupy.cupy()
-
-    class Event:
-        def record(self):
-            log.append("event")
-
-        def synchronize(self):
-            log.append("wait")
-
-    monkeypatch.setattr(cupy.cuda, "Event", Event)
+    event = SimpleNamespace(record=lambda: log.append("event"), synchronize=lambda: log.append("wait"))
+    monkeypatch.setattr(cupy.cuda, "Event", lambda: event)
     monkeypatch.setattr(cupy.cuda, "get_elapsed_time", lambda before, after: 0.25)
     clock = GpuClock(cupy, ticks)
     clock.scratch.fill = lambda value: log.append("flush")

@@ -202,15 +202,8 @@ def test_samples_are_taken_in_turns_of_what_does_not_fail_and_the_first_does_not
 
 def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory(cupy, monkeypatch):
     log = []
-
-    class Event:
-        def record(self, stream):
-            log.append("event")
-
-        def synchronize(self):
-            log.append("wait")
-
-    monkeypatch.setattr(launch.cupy.cuda, "Event", Event)
+    event = SimpleNamespace(record=lambda stream: log.append("event"), synchronize=lambda: log.append("wait"))
+    monkeypatch.setattr(launch.cupy.cuda, "Event", lambda: event)
     monkeypatch.setattr(launch.cupy.cuda, "get_elapsed_time", lambda before, after: 2.0)
     monkeypatch.setattr(
         launch.cupy.cuda.runtime, "memsetAsync", lambda place, value, size, on: log.append((place, size))
