@@ -310,14 +310,14 @@ def _gather(symbol: str, integer: Any, rank: int, problem: Problem, data: Any, c
     return Call(run)
 
 
-def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
+def _triton(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Fold in Triton, which tunes the kernel at the first call."""
-    geometry, tensor = problem.geometry, _tensor(data, threads)
+    geometry = problem.geometry
     if prod(geometry.block_shape) > EVERY_TAP or not tensor.is_cuda:
         return None
     from bench.triton_fold import fold
 
-    return Call(lambda: fold(tensor, tensor.new_empty(geometry.array_shape), geometry), _from_tensor(data))
+    return lambda tensor: fold(tensor, tensor.new_empty(geometry.array_shape), geometry)
 
 
 # ---- SciPy and CuPy's overlap-add
@@ -415,28 +415,38 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
 # ---- torch
 
 
-def _tensor(array: Any, threads: int) -> Any:
-    """View an array as a tensor, and set torch's number of CPU threads."""
+def _on_tensors(
+    make: Callable[[Problem, Any], Callable[[Any], Any] | None],
+    problem: Problem,
+    data: Any,
+    threads: int,
+    gradient: bool = False,
+) -> Call | None:
+    """Time what is made for a problem and its tensor: by itself, or with the gradient of its sum."""
     import torch
 
     torch.set_num_threads(threads)
-    if array.dtype.name == "bfloat16":
-        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(array)
+    library, as_words = library_of(data), data.dtype.name == "bfloat16"  # which NumPy does not exchange
+    tensor = torch.from_dlpack(data.view(np.int16)).view(torch.bfloat16) if as_words else torch.from_dlpack(data)
+    run = make(problem, tensor)
+    if run is None:
+        return None
 
+    def as_array(answer: Any) -> Any:
+        answer = answer.contiguous().view(torch.int16) if as_words else answer.contiguous()
+        array = library.from_dlpack(answer)
+        return (array.view(data.dtype) if as_words else array).reshape(problem.output_shape)
 
-def _from_tensor(like: Any) -> Callable[[Any], Any]:
-    """Return a function that converts a tensor back to the type of `like`."""
+    if not gradient:
+        return Call(lambda: run(tensor), as_array)
+    leaf = tensor.detach().requires_grad_()
 
-    def convert(tensor: Any) -> Any:
-        import torch
+    def both() -> Any:
+        result = run(leaf)
+        torch.autograd.grad(result, leaf, torch.ones_like(result))
+        return result.detach()
 
-        library = library_of(like)
-        if tensor.dtype == torch.bfloat16:
-            return library.from_dlpack(tensor.contiguous().view(torch.int16)).view(like.dtype)
-        return library.from_dlpack(tensor)
-
-    return convert
+    return Call(both, as_array)
 
 
 def _options_of_torch(geometry: SlidingGeometry, rank: int) -> dict[str, tuple[int, ...]]:
@@ -483,55 +493,34 @@ def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
     return problem.bound(function, tensor.new_zeros, given)
 
 
-def _on_tensors(
-    make: Callable[[Problem, Any], Any], problem: Problem, data: Any, threads: int, gradient: bool = False
-) -> Call | None:
-    """Time a call on a tensor: by itself, or with the gradient of its sum."""
-    import torch
-
-    tensor = _tensor(data, threads)
-    run = make(problem, tensor)
-    if run is None or not gradient:
-        return run and Call(lambda: run(tensor), _from_tensor(data))
-    leaf = tensor.detach().requires_grad_()
-
-    def both() -> Any:
-        result = run(leaf)
-        torch.autograd.grad(result, leaf, torch.ones_like(result))
-        return result.detach()
-
-    return Call(both, _from_tensor(data))
-
-
-def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
+def _unfold_nd(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Run unfoldNd on one and three axes, which torch does not support."""
     geometry = problem.geometry
     if prod(geometry.block_shape) > ONE_HOT_TAPS or not _symmetric(geometry):
         return None
     from unfoldNd import foldNd, unfoldNd
 
-    tensor, options = _tensor(data, threads), _options_of_torch(geometry, len(geometry.axes))
+    options = _options_of_torch(geometry, len(geometry.axes))
     if problem.operation == "col2im":
-        return Call(lambda: foldNd(tensor, geometry.size, **options), _from_tensor(data))
-    return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
+        return partial(foldNd, output_size=geometry.size, **options)
+    return partial(unfoldNd, **options)
 
 
 # ---- clients: stitching libraries, by their published code
 
 
-def _tiles(problem: Problem, data: Any, threads: int) -> dict[tuple[int, ...], Any] | None:
+def _tiles(problem: Problem, tensor: Any) -> dict[tuple[int, ...], Any] | None:
     """Return the averaged tiles (1, channels, *tile) of one image as clients see them, by their first elements."""
     geometry = problem.geometry
     if problem.reduction != "mean" or geometry.batch != 1 or prod(geometry.num_blocks) > LOOPED_BLOCKS:
         return None
     if any(axis.stride > axis.kernel for axis in geometry.axes):
         return None
-    tensor, blocks = _tensor(data, threads), np.ndindex(*geometry.num_blocks)
-    places = map(tuple, problem.positions().tolist())
+    blocks, places = np.ndindex(*geometry.num_blocks), map(tuple, problem.positions().tolist())
     return {place: tensor[(slice(None), slice(None), *block)] for place, block in zip(places, blocks, strict=True)}
 
 
-def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
+def _monai(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Stitch by MONAI's sliding-window inference, with a copy of a tile in place of the network.
 
     It multiplies what the network gives by the window in place, so that the copy has to be. It also takes a tile of one
@@ -539,45 +528,45 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
     """
     import torch
 
-    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
+    geometry, tiles = problem.geometry, _tiles(problem, tensor)
     if tiles is None:
         return None
-    inferers, tensor = client("monai.inferers"), _tensor(data, threads)
+    inferers = client("monai.inferers")
     picture = tensor.new_zeros((1, 1, *geometry.size))
     window = torch.as_tensor(problem.block_weights(), device=tensor.device)
     overlap = [max(0, 1 - (axis.stride + 0.5) / axis.kernel) for axis in geometry.axes]  # it rounds the stride down
 
-    def run() -> Any:
+    def run(tensor: Any) -> Any:
         answers = iter(tiles.values())
         return inferers.sliding_window_inference(
             picture, geometry.block_shape, 1, lambda tile: next(answers).clone(), overlap, roi_weight_map=window
         )
 
-    return Call(run, _from_tensor(data))
+    return run
 
 
-def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
+def _map_tiles(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Stitch by gpufold.map_tiles, with a given tile in place of each result of a network, as MONAI does."""
-    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
+    geometry, tiles = problem.geometry, _tiles(problem, tensor)
     if tiles is None:
         return None
-    picture = _tensor(data, threads).new_zeros((1, *geometry.size))
+    picture = tensor.new_zeros((1, *geometry.size))
     strides, window = along(geometry, "stride"), problem.weights() if problem.window else None
 
-    def run() -> Any:
+    def run(tensor: Any) -> Any:
         answers = iter(tiles.values())
         return gpufold.map_tiles(
             lambda _: next(answers), picture, geometry.block_shape, strides=strides, window=window
         )[None]
 
-    return Call(run, _from_tensor(data))
+    return run
 
 
-def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
+def _torchio(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Aggregate tiles of a volume as TorchIO does, with the problem's window in place of Hann's."""
     import torch
 
-    geometry, tiles = problem.geometry, _tiles(problem, data, threads)
+    geometry, tiles = problem.geometry, _tiles(problem, tensor)
     overlap = [axis.kernel - axis.stride for axis in geometry.axes]
     if tiles is None or any(each % 2 for each in overlap):  # TorchIO refuses odd ones
         return None
@@ -587,17 +576,17 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
     window = torch.from_numpy(problem.block_weights())
     batches = [(tiles[tuple(each[:3].tolist())], torch.from_numpy(each[None])) for each in sampler.locations]
 
-    def run() -> Any:
+    def run(tensor: Any) -> Any:
         aggregator = torchio.GridAggregator(sampler, overlap_mode="hann" if problem.window else "average")
         aggregator._hann_window = window
         for tile, location in batches:
             aggregator.add_batch(tile, location)
         return aggregator.get_output_tensor()[None]
 
-    return Call(run, _from_tensor(data))
+    return run
 
 
-def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
+def _pty_chi(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Place patches as pty-chi does, or extract them by its function that has zeros outside.
 
     It pads the picture for patches that reach out; that it does, the one for placing would say at every call.
@@ -607,20 +596,19 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
     if problem.window or geometry.planes != 1:
         return None
-    processing, tensor = client("ptychi.image_proc"), _tensor(data, threads)
+    processing = client("ptychi.image_proc")
     logging.getLogger().setLevel(logging.ERROR)
     centres = torch.as_tensor(problem.positions() + (np.array(geometry.block_shape) - 1) / 2, device=tensor.device)
 
-    def place() -> Any:
+    def place(tensor: Any) -> Any:
         picture = tensor.new_zeros(geometry.size)
         return processing.place_patches_integer(picture, centres, tensor.reshape(-1, *geometry.block_shape))
 
-    def extract() -> Any:
+    def extract(tensor: Any) -> Any:
         picture = tensor.reshape(geometry.size)
         return processing.extract_patches_fourier_shift(picture, centres, geometry.block_shape, pad=0)
 
-    run = place if problem.operation == "add_blocks" else extract
-    return Call(run, lambda answer: _from_tensor(data)(answer.contiguous()).reshape(problem.output_shape))
+    return place if problem.operation == "add_blocks" else extract
 
 
 # ---- inference engines and others
@@ -714,19 +702,19 @@ PEERS: tuple[Peer, ...] = (
     Peer("jax, at[].add", "jax", CPU, _jax_loop, **SUM),
     Peer("gpufold.jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
     Peer("sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
-    Peer("unfoldNd", "unfoldNd", BOTH, _unfold_nd, SLIDING, (1, 3), **PLAIN),
+    Peer("unfoldNd", "unfoldNd", BOTH, partial(_on_tensors, _unfold_nd), SLIDING, (1, 3), **PLAIN),
     Peer("numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
     Peer("istft", "scipy", CPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
     Peer("istft", "cupyx", GPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
     Peer("two passes", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),
-    Peer("MONAI", "monai", BOTH, _monai, axes=(1, 2, 3), **TILES),
-    Peer("gpufold.map_tiles", "torch", BOTH, _map_tiles, **TILES),
-    Peer("TorchIO", "torchio", CPU, _torchio, axes=(3,), **TILES),
-    Peer("pty-chi", "ptychi", BOTH, _pty_chi, AT_POSITIONS, (2,)),
+    Peer("MONAI", "monai", BOTH, partial(_on_tensors, _monai), axes=(1, 2, 3), **TILES),
+    Peer("gpufold.map_tiles", "torch", BOTH, partial(_on_tensors, _map_tiles), **TILES),
+    Peer("TorchIO", "torchio", CPU, partial(_on_tensors, _torchio), axes=(3,), **TILES),
+    Peer("pty-chi", "ptychi", BOTH, partial(_on_tensors, _pty_chi), AT_POSITIONS, (2,)),
     Peer("loop", "numpy", CPU, _loop),
     Peer("add.at", "numpy", CPU, _add_at, ("add_blocks",)),
     Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",)),
-    Peer("Triton", "triton", GPU, _triton, axes=(1, 2), dtypes=FLOATS[:3], **SUM),
+    Peer("Triton", "triton", GPU, partial(_on_tensors, _triton), axes=(1, 2), dtypes=FLOATS[:3], **SUM),
     Peer("naive gather", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
     Peer("batched gather", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
     Peer("cupy", "cupy", GPU, _composition, VIEWS, **PLAIN),
