@@ -48,7 +48,7 @@ def col2im() -> Figure:
     columns = np.tile(np.arange(1, 5), (9, 1))
     image = gpufold.col2im(columns, (5, 5), (3, 3), strides=2)[0]
     counts = gpufold.col2im(np.ones_like(columns), (5, 5), (3, 3), strides=2)[0]
-    row = _Row("gpufold.col2im(columns, (5, 5), (3, 3), strides=2)", 9, gap=1.7)
+    row = _Row("gpufold.col2im(columns, (5, 5), (3, 3), strides=2)", 9, gap=1.5)
     row.array(columns, [np.s_[:, block] for block in range(4)], "columns", "9 elements of 4 blocks")
     row.entries(columns.T.reshape(4, 3, 3), "blocks", "stride 2")
     row.array(
