@@ -183,18 +183,16 @@ def _training() -> list[list[str]]:
     lines = [["fold that records a gradient", "torch µs", "gpufold.torch µs", "ratio"]]
     for batch, channels, side in TRAINED:
         columns = torch.randn(batch, channels * 9, (side - 2) ** 2, requires_grad=True)
-
-        def forward(fold: Callable[..., Any], columns: Any = columns, side: int = side) -> Any:
-            return fold(columns, side, 3)
-
-        def backward(fold: Callable[..., Any], columns: Any = columns, forward: Any = forward) -> None:
-            columns.grad = None
-            forward(fold).sum().backward()
-
+        forward = [partial(fold, columns, side, 3) for fold in (torch.nn.functional.fold, gpufold.torch.fold)]
+        backward = [partial(_with_gradient, fold, columns) for fold in forward]
         image = f"{batch}x{channels}x{side}x{side}"
-        for name, run in ((f"{image}, forward", forward), (f"{image}, forward and backward", backward)):
-            folds = torch.nn.functional.fold, gpufold.torch.fold
-            theirs, ours = in_turns(*(partial(run, fold) for fold in folds), counter=time.process_time)
+        for name, calls in ((f"{image}, forward", forward), (f"{image}, forward and backward", backward)):
+            theirs, ours = in_turns(*calls, counter=time.process_time)
             lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ours / theirs:.2f}"])
     torch.set_num_threads(before)
     return lines
+
+
+def _with_gradient(fold: Callable[[], Any], columns: Any) -> None:
+    columns.grad = None
+    fold().sum().backward()
