@@ -199,8 +199,6 @@ def test_what_does_not_end_in_time_is_ended_with_what_it_has_started(session):
 
 @pytest.mark.all
 def test_each_kernel_function_is_launched_behind_one_of_several_sanitizers(session, monkeypatch):
-    from test_gpu import FUNCTIONS
-
     tool = session.folder / "compute-sanitizer"
     tool.write_text('#!/bin/sh\necho "$8 $*"\necho 1 passed\n')
     tool.chmod(0o755)
