@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 NEEDS = {
+    "bench/*.py": ("rich",),
+    "bench/plots.py": ("matplotlib",),
+    "bench/triton_fold.py": ("triton",),
     "gpufold/dask/*": ("dask",),
     "gpufold/gpu/launch.py": ("cupy",),
     "gpufold/jax/*": ("jax",),
