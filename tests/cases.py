@@ -259,12 +259,6 @@ CASES_OF_KERNELS = {
     ),
 }
 
-EMPTY_CASES = (
-    Case("no-batch", (4, 5), (2, 2), batch=0),
-    Case("no-channels", (4, 5), (2, 2), channels=0),
-    Case("no-channels-unbatched", (4, 5), (2, 2), batch=None, channels=0),
-)
-
 STILL_CASES = (
     Case("one-axis", (7,), (300,), 1, 0, 0, 0, batch=2, channels=3),
     Case("one-block", (1,), (3000,), 1, 0, 0, 0),
@@ -464,12 +458,6 @@ POSITIONS_CASES = (
     PositionsCase("whole-warps", (12, 70), (10, 66), ((0, 0), (1, 2), (-1, -3), (2, -1)), lead=(5,)),
 )
 
-EMPTY_POSITIONS_CASES = (
-    PositionsCase("no-blocks", (3, 4), (2, 2), ()),
-    PositionsCase("no-planes", (3, 4), (2, 2), ((0, 0), (1, 1)), lead=(0,)),
-    PositionsCase("no-elements", (0, 4), (2, 2), ((0, 0),)),
-)
-
 POSITIONS_CASES_OF_KERNELS = (
     # Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed.
     PositionsCase("spread", (90, 300), (7, 5), 400, lead=(3,)),
@@ -542,11 +530,6 @@ BLOCKS_CASES = (
     BlocksCase("many-taps", (1, 6, 40), (5, 38), (1, 1)),
 )
 
-EMPTY_BLOCKS_CASES = (
-    BlocksCase("no-planes", (0, 3, 8), (4,), (2,)),
-    BlocksCase("no-planes-of-several-axes", (2, 0, 8), (4,), (2,)),
-)
-
 
 @dataclass(frozen=True)
 class AverageCase(Named):
@@ -563,6 +546,23 @@ AVERAGE_CASES = (
     AverageCase("many-rows", (600, 3), 1),
     AverageCase("one-weight", (4, 1, 1), 0),
 )
+
+NAMED = (*CASES, *BLOCKS_CASES, *SPACE_CASES, *POSITIONS_CASES)
+"""Problems of every pair of operations that are adjoint to each other."""
+
+EMPTY = (
+    Case("no-batch", (4, 5), (2, 2), batch=0),
+    Case("no-channels", (4, 5), (2, 2), channels=0),
+    Case("no-channels-unbatched", (4, 5), (2, 2), batch=None, channels=0),
+    BlocksCase("no-planes", (0, 3, 8), (4,), (2,)),
+    BlocksCase("no-planes-of-several-axes", (2, 0, 8), (4,), (2,)),
+    PositionsCase("no-blocks", (3, 4), (2, 2), ()),
+    PositionsCase("no-planes", (3, 4), (2, 2), ((0, 0), (1, 1)), lead=(0,)),
+    PositionsCase("no-elements", (0, 4), (2, 2), ((0, 0),)),
+)
+
+RANDOM = (random_case, random_space_case, random_positions_case)
+"""What draws problems, of a pair of operations each, from a seed."""
 
 
 def values(shape, dtype, seed: int = 0):

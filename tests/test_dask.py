@@ -18,21 +18,15 @@ import numpy as np
 import pytest
 from cases import (
     AVERAGE_CASES,
-    BLOCKS_CASES,
-    CASES,
-    EMPTY_BLOCKS_CASES,
-    EMPTY_CASES,
-    EMPTY_POSITIONS_CASES,
+    EMPTY,
     INEXACT,
-    POSITIONS_CASES,
-    SPACE_CASES,
+    NAMED,
+    RANDOM,
     AverageCase,
     BlocksCase,
     Case,
     assert_same_bits,
     random_case,
-    random_positions_case,
-    random_space_case,
     values,
     window_of,
 )
@@ -147,19 +141,16 @@ def check_row(row, number, draw):
 
 
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
-NAMED = [
+ROWS = [
     Row(operation, case)
-    for case in (
-        *(*CASES, *BLOCKS_CASES, *SPACE_CASES, *POSITIONS_CASES, *AVERAGE_CASES, AverageCase("no-sums", (0, 3, 5), 1)),
-        *(*EMPTY_CASES, *EMPTY_BLOCKS_CASES, *EMPTY_POSITIONS_CASES),
-    )
+    for case in (*NAMED, *EMPTY, *AVERAGE_CASES, AverageCase("no-sums", (0, 3, 5), 1))
     for operation in OPERATIONS_OF[type(case)]
     if not isinstance(case, Case) or prod(case.columns_shape) <= 50_000
 ]
 
 
 @pytest.mark.some(4, all=2)
-@pytest.mark.parametrize(("number", "row"), [pytest.param(*each, id=str(each[1])) for each in enumerate(NAMED)])
+@pytest.mark.parametrize(("number", "row"), [pytest.param(*each, id=str(each[1])) for each in enumerate(ROWS)])
 @FEW
 @given(data=st.data())
 def test_named_cases_have_the_bits_of_eager_calls(number, row, data):
@@ -172,7 +163,7 @@ def random_blocks_case(seed):
     return BlocksCase(case.name, (*lead, *case.output_size), block, case.arguments["strides"])
 
 
-@pytest.mark.parametrize("drawn", [random_case, random_blocks_case, random_space_case, random_positions_case])
+@pytest.mark.parametrize("drawn", [*RANDOM, random_blocks_case])
 @MANY
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_random_calls_have_the_bits_of_eager_calls(drawn, seed, data):

@@ -16,17 +16,16 @@ import numpy as np
 import pytest
 from cases import (
     AVERAGE_CASES,
-    BLOCKS_CASES,
-    CASES,
     CASES_OF_KERNELS,
     DTYPES,
     FAR_CASES,
     FUSIONS,
     INEXACT,
     KERNEL_MODES,
+    NAMED,
     POSITIONS_CASES,
     POSITIONS_CASES_OF_KERNELS,
-    SPACE_CASES,
+    RANDOM,
     SPACE_CASES_OF_KERNELS,
     WIDENINGS,
     AverageCase,
@@ -39,8 +38,6 @@ from cases import (
     narrow_weights,
     ordinary_weights,
     random_case,
-    random_positions_case,
-    random_space_case,
     values,
     window_of,
 )
@@ -126,7 +123,7 @@ class Row(NamedTuple):
 ROWS = (
     *(
         Row(operation, case)
-        for case in (*CASES, *FAR_CASES, *BLOCKS_CASES, *SPACE_CASES, *SPACE_CASES_OF_KERNELS, *POSITIONS_CASES)
+        for case in (*NAMED, *FAR_CASES, *SPACE_CASES_OF_KERNELS)
         if not isinstance(case, SpaceCase) or prod(case.space_shape)
         for operation in OPERATIONS_OF[type(case)]
     ),
@@ -383,7 +380,7 @@ def test_every_kernel_gives_the_bits_of_numpy(row, number):
 
 def random_rows(seed):
     """Yield a problem of each operation."""
-    for case in (random_case(seed), random_space_case(seed), random_positions_case(seed)):
+    for case in (draw(seed) for draw in RANDOM):
         if not isinstance(case, SpaceCase) or prod(case.space_shape):
             yield from (Row(operation, case) for operation in OPERATIONS_OF[type(case)])
 

@@ -10,9 +10,7 @@ import definition
 import numpy as np
 import pytest
 from cases import (
-    EMPTY_BLOCKS_CASES,
-    EMPTY_CASES,
-    EMPTY_POSITIONS_CASES,
+    EMPTY,
     FAR_CASES,
     HUGE_CASES,
     INEXACT,
@@ -193,7 +191,7 @@ def test_many_taps_on_one_pixel_are_added_in_their_order(case, dtype):
         check(Row("col2im", case), 1, dtype=dtype, source="", fusion=("sum", kind, False))
 
 
-@pytest.mark.parametrize("row", rows_of(*EMPTY_CASES, *EMPTY_BLOCKS_CASES, *EMPTY_POSITIONS_CASES, *NO_SPACE), ids=str)
+@pytest.mark.parametrize("row", rows_of(*EMPTY, *NO_SPACE), ids=str)
 def test_arrays_may_have_no_elements(row, every_way):
     check(row, 1, mode="constant")
 

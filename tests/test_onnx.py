@@ -8,7 +8,7 @@ import re
 import definition
 import numpy as np
 import pytest
-from cases import CASES, EMPTY_CASES, assert_same_bits, values
+from cases import CASES, EMPTY, Case, assert_same_bits, values
 from onnx.backend.test.case.node import _NodeTestCases
 from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
@@ -18,7 +18,7 @@ import gpufold.onnx
 
 importlib.import_module("onnx.backend.test.case.node.col2im")  # makes its node tests, and those of no other
 NODE_TESTS = [test for test in _NodeTestCases if test.name.startswith("test_col2im")]
-BATCHED = [case for case in (*CASES, *EMPTY_CASES) if case.batch is not None]
+BATCHED = [case for case in (*CASES, *EMPTY) if isinstance(case, Case) and case.batch is not None]
 
 
 def test_onnx_ships_five_node_tests():

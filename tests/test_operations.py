@@ -9,19 +9,7 @@ from math import prod
 import definition
 import numpy as np
 import pytest
-from cases import (
-    BLOCKS_CASES,
-    CASES,
-    INEXACT,
-    POSITIONS_CASES,
-    SPACE_CASES,
-    Case,
-    assert_same_bits,
-    fold,
-    garbage,
-    values,
-    window_of,
-)
+from cases import INEXACT, NAMED, Case, assert_same_bits, fold, garbage, values, window_of
 from executors import calls_of
 
 import gpufold
@@ -108,7 +96,7 @@ def test_sums_are_rounded_to_halves_as_numpy_rounds_them(flushed):
     assert_same_bits(np.stack(got), want)
 
 
-ADJOINTS = [calls_of(case, np.int64) for case in (*CASES, *SPACE_CASES, *BLOCKS_CASES, *POSITIONS_CASES)]
+ADJOINTS = [calls_of(case, np.int64) for case in NAMED]
 """Pairs of calls, of which each reads what the other makes."""
 
 
