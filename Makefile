@@ -89,7 +89,12 @@ test-nightly: $(VENV)/.uv
 	$(VENV)/nightly/bin/python -m pytest $(ON_CPU) $(ARGS)
 
 faults: $(VENV)/.test
-	$(BIN)/python tests/faults.py $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(if $(KERNELS),--kernels) $(if $(FOLDER),--folder $(FOLDER))) $(ARGS)
+ifdef RANDOM
+	PYTHONPATH=tests $(BIN)/python -m pytest -p reach tests/mutants.py -n 2 -rPs --tb=line --random $(RANDOM) --seed $(or $(SEED),0) \
+		$(if $(KERNELS),--kernels) $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
+else
+	$(BIN)/python -m pytest tests/faults.py -n 2 $(ARGS)
+endif
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

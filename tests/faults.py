@@ -1,34 +1,24 @@
-"""Deliberate faults, each of which a named test must notice: `python tests/faults.py`, or `-k words` for some of them.
+"""Deliberate faults, each of which a named test must notice: `make faults`, or `make faults ARGS="-k words"`.
 
 They are those that mechanical mutants cannot or seldom make: of inline PTX, barriers, locks, gradients, tensors and
-numbers at the edge of their type; `--random` draws the others. Every fault is one replacement in a temporary copy of
-the checkout, where that test then runs and must turn red, while it passes without the fault. Exit status 1 where a
-fault survives.
+numbers at the edge of their type; tests/mutants.py draws the others. Every fault is one replacement in a temporary copy
+of the checkout, where that test then runs and must turn red, while it passes without the fault.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
-from mutants import KERNELS_AND_PLANNERS, POOL, Mutant, draw, ptx
-from reach import Reach
-
-from bench.hostcuda.cubin import CompileError
+import pytest
 
 CHECKOUT = Path(__file__).parents[1]
 VARIANTS = "gpufold/gpu/variants"
@@ -330,29 +320,19 @@ def run_tests(folder: Path, tests: list[str], *options: str, seconds: float | No
     return done.returncode, done.stdout
 
 
-ENDLESS, WHOLE_FILES = 124, 20 * 60
-"""The exit status of tests that were stopped; and the seconds for all tests of a few files."""
+ENDLESS = 124
+"""The exit status of tests that were stopped."""
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "_build", "dist")
 
 
 def copy_checkout(folder: Path) -> None:
     """Copy the checkout, but what is made in it; faults go into copies of this copy alone."""
-
-    def left_out(parent: str, names: list[str]) -> set[str]:
-        holds = {name for name in names if folder.resolve().is_relative_to(Path(parent, name).resolve())}
-        return holds | set(NOT_COPIED(parent, names))
-
-    shutil.copytree(CHECKOUT, folder, ignore=left_out, dirs_exist_ok=True)
-
-
-def of_this_machine() -> list[Fault]:
-    """Return the faults whose tests can run here."""
-    return [fault for fault in FAULTS if "test_torch" not in fault.test or find_spec("torch") is not None]
+    shutil.copytree(CHECKOUT, folder, ignore=NOT_COPIED)
 
 
 @contextmanager
-def broken(sound: Path, fault: Fault | Mutant) -> Iterator[Path]:
+def broken(sound: Path, fault) -> Iterator[Path]:
     """Yield a copy of the checkout with a fault or a mutant in it."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(sound, Path(folder) / "checkout")
@@ -360,158 +340,23 @@ def broken(sound: Path, fault: Fault | Mutant) -> Iterator[Path]:
         yield copy
 
 
-def survives(fault: Fault, sound: Path) -> str | None:
-    """Say why the fault's test did not turn red on account of it, or None if it did."""
+each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory):
+    """A copy of the checkout as it is."""
+    copy_checkout(folder := tmp_path_factory.mktemp("sound") / "checkout")
+    return folder
+
+
+@each_fault
+def test_its_test_notices(fault, sound):
+    if "test_torch" in fault.test:
+        pytest.importorskip("torch")
+    status, output = run_tests(sound, [fault.test], "--many")
+    assert status == 0, f"The test must pass where there is no fault.\n{output}"
     with broken(sound, fault) as copy:
         status, output = run_tests(copy, [fault.test], "-x", "--many")
-    if "BuildError" in output:
-        return f"does not compile:\n{output}"
-    if status != 1:  # 1 is pytest's word for tests that ran and failed
-        return f"pytest ended with {status}:\n{output}"
-    return None
-
-
-CAUGHT, SURVIVED, SAME, NO_PROGRAM = "caught", "SURVIVED", "same machine code", "does not compile"
-
-NOT_FOUND = 4
-"""pytest's exit status for names of tests that there are not."""
-
-
-def fate(mutant: Mutant, reach: Reach, sound: Path) -> tuple[str, str]:
-    """Say what became of a mutant, and which test noticed."""
-    with broken(sound, mutant) as copy:
-        try:
-            tests = reached(mutant, reach, sound, copy)
-        except SameMachineCode:
-            return SAME, ""
-        except CompileError:
-            return NO_PROGRAM, ""
-        (copy / "tests.txt").write_text("\n".join(tests))
-        limit = 60 + 4 * sum(reach.seconds[test] for test in tests)
-        status, output = run_tests(copy, ["@tests.txt"], "-x", "--all", seconds=limit) if tests else (0, "")
-        if status == NOT_FOUND:  # the names of some are of what a planner says
-            files = sorted({test.partition("::")[0] for test in tests})
-            status, output = run_tests(copy, files, "-x", "--all", seconds=WHOLE_FILES)
-        if not status and mutant.file.startswith(("kernels/", "gpufold/gpu/")):  # which may cost speed alone
-            status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all", seconds=WHOLE_FILES)
-    if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
-        return NO_PROGRAM, ""
-    return (CAUGHT, first_failure(status, output)) if status else (SURVIVED, f"{len(tests)} tests")
-
-
-def first_failure(status: int, output: str) -> str:
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    return found[1] if found else f"pytest ended with {status}"
-
-
-def reached(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> list[str]:
-    """Return the tests that a mutant may change: of a kernel if it changes PTX of one like it."""
-    tests = reach.of_line(mutant.file, mutant.line)
-    if mutant.file.startswith("kernels/"):
-        kernels = reach.of_file(sound / mutant.file)
-        changed = {each[1] for each in kernels[:SAMPLED] if ptx(each, sound) != ptx.__wrapped__(each, copy)}
-        if not changed:
-            raise SameMachineCode
-        tests = set().union(*(reach.kernels[each] for each in kernels if each[1] in changed))
-    return reach.fastest(tests)[:MOST]
-
-
-class SameMachineCode(Exception):
-    """The machine code of the kernels that a mutant is a part of stays as it was."""
-
-
-MOST = 150
-"""How many tests run: some of each test function."""
-
-SAMPLED = 32
-"""So many specialisations are compiled, of each kernel function one before its next."""
-
-
-def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = POOL) -> int:
-    """Draw mutants until so many compile, and print what becomes of each and the score.
-
-    In the folder lie the checkout that they are drawn from, what its tests reach, and results: what is found there is
-    not done again.
-    """
-    sound, records, results = folder / "checkout", folder / "reach", folder / f"results-{seed}.jsonl"
-    if not sound.exists():
-        copy_checkout(sound)
-    if not records.exists():
-        print("recording what each test reaches", flush=True)
-        (begun := folder / "begun").mkdir(exist_ok=True)
-        recording = "-p", "xdist", "-n", str(WORKERS), "--dist", "worksteal", "--all", "-p", "reach", f"--reach={begun}"
-        _, output = run_tests(sound, [], *recording, *(f"--ignore-glob={name}" for name in WITHOUT))
-        if re.search(
-            r"^ERROR ", output, re.MULTILINE
-        ):  # of a module that was not collected, whose tests none would meet
-            print(output)
-            return 1
-        begun.rename(records)
-    reach = Reach.recorded(records)
-    lines = results.read_text().splitlines() if results.exists() else []
-    known = {tuple(mutant): (what, test) for mutant, what, test in map(json.loads, lines)}
-
-    def judge(mutant: Mutant) -> tuple[str, str]:
-        if mutant not in known:
-            known[mutant] = fate(mutant, reach, sound)
-            with results.open("a") as file:
-                file.write(json.dumps((mutant, *known[mutant])) + "\n")
-        return known[mutant]
-
-    score, drawn = Counter(), draw(sound, seed, pool)
-    with ThreadPoolExecutor(WORKERS) as workers:
-        while some := list(islice(drawn, count - score.total() + score[NO_PROGRAM])):
-            for mutant, (what, test) in zip(some, workers.map(judge, some), strict=True):
-                score[what] += 1
-                print(f"{what:18}  {mutant}\n{'':20}{test}", flush=True)
-    changing = score[CAUGHT] + score[SURVIVED]
-    print(f"seed {seed}: {score[CAUGHT]} of {changing} mutants caught")
-    print(f"{score[SAME]} more leave the machine code of {SAMPLED} specialisations as it was")
-    return int(score[SURVIVED] > 0)
-
-
-WORKERS = 2
-WITHOUT = "*test_torch*", "*clients*", "*test_gpu_session*"
-"""Modules that take no part: of packages that `make test` does not install, and of this."""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Break the code on purpose, and see which test notices.")
-    parser.add_argument("--random", type=int, metavar="N", help="draw so many mechanical mutants instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--kernels", action="store_true", help="draw from kernels and planners alone")
-    parser.add_argument("--folder", type=Path, help="what a draw leaves, and goes on with when it is asked for again")
-    parser.add_argument("-k", dest="words", default="", help="only faults with these words in name, file or test")
-    options = parser.parse_args()
-    if options.random:
-        with tempfile.TemporaryDirectory() as folder:
-            pool = KERNELS_AND_PLANNERS if options.kernels else POOL
-            return random_mutants(options.random, options.seed, options.folder or Path(folder), pool)
-    with tempfile.TemporaryDirectory() as folder:
-        sound = Path(folder)
-        copy_checkout(sound)
-        wanted = [fault for fault in FAULTS if options.words in f"{fault.name} {fault.file} {fault.test}"]
-        faults = [fault for fault in wanted if fault in set(of_this_machine())]
-        if len(faults) < len(wanted):
-            print(f"{len(wanted) - len(faults)} faults of gpufold.torch left out: torch is not installed")
-        if not faults:
-            parser.error(f"no fault has {options.words!r} in its name, file or test")
-        for fault in faults:
-            fault.breaks((sound / fault.file).read_text())
-        status, output = run_tests(sound, sorted({fault.test for fault in faults}))
-        if status:
-            print(f"{output}\nThe tests must pass where there is no fault.")
-            return 1
-        survivors = 0
-        with ThreadPoolExecutor(2) as workers:
-            reasons = workers.map(survives, faults, [sound] * len(faults))
-            for fault, reason in zip(faults, reasons, strict=True):
-                survivors += reason is not None
-                print(f"{'caught' if reason is None else 'SURVIVED':8}  {fault.name}  ({fault.file})", flush=True)
-                print(f"          {fault.test if reason is None else reason}", flush=True)
-    print(f"{len(faults) - survivors} of {len(faults)} faults caught")
-    return int(survivors > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    assert "BuildError" not in output, f"does not compile:\n{output}"
+    assert status == 1, output  # pytest's word for tests that ran and failed

@@ -1,6 +1,6 @@
 """Mechanical mutants of the kernels and of all Python but that for torch, drawn from a seed.
 
-    python tests/faults.py --random 60 --seed 1
+    make faults RANDOM=60 SEED=1
 
 A mutant is one replacement: an operator for its neighbour, a constant off by one, a condition turned, a statement left
 out. Of each the tests that reach it run, the fastest of each first, until one fails: those that run its line of Python,
@@ -15,10 +15,14 @@ import random
 import re
 from collections.abc import Iterator
 from functools import cache
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from reach import Kernel
+import pytest
+from faults import ENDLESS, broken, run_tests
+from reach import Kernel, Reach
 
 from bench.hostcuda import cubin
 
@@ -139,3 +143,76 @@ def ptx(kernel: Kernel, checkout: Path) -> bytes:
     source, _, defines = kernel
     text = "".join(f"#define {name} {value}\n" for name, value in defines) + f'#include "{source}"\n'
     return cubin.compile_text(text, ["-std=c++17", "-arch=compute_90", "-ftz=true", f"-I{checkout / 'kernels'}"])
+
+
+# ---------------------------------------------------------------------------------------------
+# A test for each
+
+MOST = 150
+"""How many tests run: some of each test function."""
+
+SAMPLED = 32
+"""So many specialisations are compiled, of each kernel function one before its next."""
+
+WHOLE_FILES = 20 * 60
+"""The seconds for all tests of a few files."""
+
+NOT_FOUND = 4
+"""pytest's exit status for names of tests that there are not."""
+
+
+def pytest_generate_tests(metafunc):
+    option = metafunc.config.option
+    pool = KERNELS_AND_PLANNERS if option.kernels else POOL
+    drawn = draw(Path(option.folder, "checkout"), option.seed, pool)
+    metafunc.parametrize("mutant", [*islice(drawn, option.random)], ids=str)
+
+
+@pytest.fixture(scope="session")
+def reach(request):
+    return Reach.recorded(Path(request.config.option.folder, "reach"))
+
+
+def test_it_is_noticed(mutant, reach, request):
+    """What an earlier run in the folder has judged passes."""
+    folder = Path(request.config.option.folder)
+    noticed, sound = folder / sha256(repr(mutant).encode()).hexdigest(), folder / "checkout"
+    if not noticed.exists():
+        with broken(sound, mutant) as copy:
+            noticed.write_text(noticed_by(mutant, reach, sound, copy))
+    print(f"noticed by {noticed.read_text()}")
+
+
+def noticed_by(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> str:
+    """Return which test notices; skip what changes nothing, and fail where none notices."""
+    of_kernels, of_gpu = mutant.file.startswith("kernels/"), mutant.file.startswith(("kernels/", "gpufold/gpu/"))
+    tests = reached(mutant, reach, sound, copy)
+    (copy / "tests.txt").write_text("\n".join(tests))
+    limit = 60 + 4 * sum(reach.seconds[test] for test in tests)
+    status, output = run_tests(copy, ["@tests.txt"], "-x", "--all", seconds=limit) if tests else (0, "")
+    if status == NOT_FOUND:  # the names of some are of what a planner says
+        files = sorted({test.partition("::")[0] for test in tests})
+        status, output = run_tests(copy, files, "-x", "--all", seconds=WHOLE_FILES)
+    if not status and of_gpu:  # which may cost speed alone
+        status, output = run_tests(copy, ["tests/test_figures.py"], "-x", "--all", seconds=WHOLE_FILES)
+    if of_kernels and re.search(r"\b(BuildError|CompileError)\b", output):
+        pytest.skip("does not compile")
+    if not status:
+        pytest.fail(f"{mutant} survived {len(tests)} tests", pytrace=False)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return failed[1] if failed else "a test that goes on for ever" if status == ENDLESS else f"pytest, with {status}"
+
+
+def reached(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> list[str]:
+    """Return the tests that a mutant may change: of a kernel if it changes PTX of one like it."""
+    tests = reach.of_line(mutant.file, mutant.line)
+    if mutant.file.startswith("kernels/"):
+        kernels = reach.of_file(sound / mutant.file)
+        try:
+            changed = {each[1] for each in kernels[:SAMPLED] if ptx(each, sound) != ptx.__wrapped__(each, copy)}
+        except cubin.CompileError:
+            pytest.skip("does not compile")
+        if not changed:
+            pytest.skip(f"leaves the machine code of {SAMPLED} specialisations as it was")
+        tests = set().union(*(reach.kernels[each] for each in kernels if each[1] in changed))
+    return reach.fastest(tests)[:MOST]

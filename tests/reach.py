@@ -2,8 +2,9 @@
 
     python -m pytest -n 2 -p reach --reach FOLDER
 
-Recorded are seconds, lines of gpufold, and the specialisations of kernels that are executed. Everything that gpufold
-remembers is forgotten before each test: what another test has worked out is worked out again.
+`make faults RANDOM=60` records that first, in a copy of the checkout, and draws mutants of the copy. Recorded are
+seconds, lines of gpufold, and the specialisations of kernels that are executed. Everything that gpufold remembers is
+forgotten before each test: what another test has worked out is worked out again.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+from faults import copy_checkout, run_tests
 
 from bench.hostcuda.build import with_includes
 
@@ -69,21 +76,51 @@ class Reach(NamedTuple):
 def in_turns(found: list, kind: Callable) -> list:
     """Order what is found: the first of each kind, then the second of each."""
     turns: Counter = Counter()
-    order = []
-    for each in found:
+
+    def turn(each: Any) -> int:
         turns[kind(each)] += 1
-        order.append(turns[kind(each)])
-    return [each for _, each in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+        return turns[kind(each)]
+
+    return sorted(found, key=turn)
+
+
+WITHOUT = "*test_torch*", "*clients*", "*test_gpu_session*"
+"""Modules that take no part: of packages that `make test` does not install, and of copies of the checkout."""
 
 
 def pytest_addoption(parser):
     parser.addoption("--reach", type=Path, help="the folder that gets what each test reaches")
+    parser.addoption("--random", type=int, default=0, help="draw so many mutants")
+    parser.addoption("--seed", type=int, default=0, help="of the draw")
+    parser.addoption("--kernels", action="store_true", help="draw from kernels and planners alone")
+    parser.addoption("--folder", default="", help="what a draw leaves, and goes on with when it is asked for again")
 
 
 def pytest_configure(config):
-    folder = config.getoption("--reach")
-    if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
-        config.pluginmanager.register(Recorder(folder))
+    option, is_worker = config.option, hasattr(config, "workerinput")
+    if option.reach and (is_worker or not config.getoption("numprocesses", None)):
+        config.pluginmanager.register(Recorder(option.reach))
+    if option.random and not is_worker:
+        if not option.folder:
+            temporary = TemporaryDirectory()
+            option.folder = temporary.name
+            config.add_cleanup(temporary.cleanup)
+        record(Path(option.folder))
+
+
+def record(folder: Path) -> None:
+    """Copy the checkout and record what its tests reach, unless the folder has both."""
+    records, begun = folder / "reach", folder / "begun"
+    if records.exists():
+        return
+    shutil.rmtree(folder / "checkout", ignore_errors=True)
+    copy_checkout(folder / "checkout")
+    begun.mkdir(exist_ok=True)
+    recording = "-p", "xdist", "-n", "2", "--dist", "worksteal", "--all", "-p", "reach", f"--reach={begun}"
+    _, output = run_tests(folder / "checkout", [], *recording, *(f"--ignore-glob={name}" for name in WITHOUT))
+    if re.search(r"^ERROR ", output, re.MULTILINE):
+        pytest.exit(f"{output}\nA module was not collected, whose tests no mutant would meet.", returncode=1)
+    begun.rename(records)
 
 
 class Recorder:
