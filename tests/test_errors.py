@@ -30,7 +30,7 @@ def call_of(called, /, **right):
 BLOCKS, PICTURE, PLACES = np.ones((3, 4, 4, 2, 2), np.float32), np.ones((3, 8, 9), np.float32), [(0, 0), (3, -1)]
 ARRAY, TILES, THREE, WEIGHT = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3)), [(0, 0), (1, 1), (2, 2)], np.zeros((6, 8))
 ROOM, INTS, WORDS = np.zeros(48), np.ones((2, 12, 20), "i4"), np.full((2, 12, 20), "a")
-SHEET = ROOM.reshape(6, 8)
+SHEET, AT = ROOM.reshape(6, 8), np.zeros((3, 2), int)
 
 columns = call_of(gpufold.col2im, data=np.ones((2, 12, 20), np.float32), output_size=(5, 6), kernel_size=(2, 2))
 image = call_of(gpufold.im2col, image=np.ones((2, 3, 5, 6), np.float32), kernel_size=(2, 2))
@@ -104,13 +104,8 @@ BAD_CALLS = [
     (columns(data=np.ones((1, 16, 4)), output_size=(1, 1), kernel_size=(4, 4)), ValueError, ["axis 0", "1 pixels"]),
     (columns(dilations=(1, 6)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 7"]),
     (image(kernel_size=(6, 1)), ValueError, ["padded image is smaller", "axis 0", "5 pixels", "= 6"]),
-    (
-        columns(
-            data=np.ones((2, 8, 1)), output_size=(2, 2), kernel_size=(2, 4)
-        ),  # the last axis is as short as channels
-        ValueError,
-        ["the padded image is smaller than the dilated kernel on spatial axis 1"],
-    ),
+    # the last axis is as short as channels
+    (columns(data=np.ones((2, 8, 1)), output_size=(2, 2), kernel_size=(2, 4)), ValueError, ["on spatial axis 1"]),
     # sizes that wrap in 64 bits
     (columns(kernel_size=(HUGE, HUGE), pads_end=HUGE), ValueError, ["data axis 1", "multiple of", str(HUGE * HUGE)]),
     # results that cannot be, even where they have no element
@@ -170,18 +165,10 @@ BAD_CALLS = [
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
     (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
     (batch(crops_begin=(1, 0, 0)), ValueError, ["crops_begin", "0 on axis 0", "got 1"]),
-    (
-        batch(crops_begin=(0, 8, 0), crops_end=(0, 1, 0)),
-        ValueError,
-        ["crops_begin + crops_end", "8 + 1 = 9 on axis 1", "4 * 2 = 8"],
-    ),
+    (batch(crops_begin=(0, 8, 0), crops_end=(0, 1, 0)), ValueError, ["crops_begin + crops_end", "8 + 1 = 9 on axis 1"]),
     (batch(data=np.ones(12)), ValueError, ["data", "rank 2 or more", "got rank 1"]),
     # --- space_to_batch
-    (
-        space(pads_begin=(0, 0, 0)),
-        ValueError,
-        ["data + pads_begin + pads_end", "multiple of block_shape", "7 + 0 + 0 = 7 on axis 1", "2"],
-    ),
+    (space(pads_begin=0), ValueError, ["data + pads_begin + pads_end", "multiple of block_shape", "= 7 on axis 1"]),
     # --- an array of a foreign kind
     (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- names and variants that there are not
@@ -214,11 +201,7 @@ BAD_CALLS = [
     (columns(window="hann"), TypeError, ["window", "'hann'", "scipy.signal.get_window"]),
     (columns(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"]),
     (columns(data=INTS, dtype="i4", window=np.ones((2, 2))), TypeError, ["window needs a dtype of floats", "int32"]),
-    (
-        (gpufold.add_blocks_, {"array": np.zeros((8, 9)), "blocks": np.ones((1, 2, 3)), "positions": [(0, 0)] * 4}),
-        ValueError,
-        ["blocks", "(4, *block_shape)", "(1, 2, 3)", "numpy.broadcast_to(block, (4, *block.shape))"],
-    ),
+    (adding(array=WEIGHT, blocks=TILES[:1, 0]), ValueError, ["(3, *block_shape)", "numpy.broadcast_to(block, (3, "]),
     # --- dtypes
     *(
         (make(**{name: np.zeros(shape, dtype)}), TypeError, [name, str(np.dtype(dtype)), "float32"])
@@ -244,9 +227,7 @@ BAD_CALLS = [
     (columns(window=(np.ones(2),)), ValueError, ["one array per axis, 2 in all, got 1"]),
     (columns(accumulate=True), ValueError, ["accumulate=True adds to out, but out is None"]),
     (
-        columns(
-            data=np.full((1, 4), "a"), output_size=(2, 2), kernel_size=1, out=np.full((1, 2, 2), "b"), accumulate=True
-        ),
+        columns(data=WORDS, strides=5, pads_end=(2, 3), out=np.full((2, 3, 5, 6), "b"), accumulate=True),
         TypeError,
         ["needs data that can be added, got dtype <U1"],
     ),
@@ -258,11 +239,7 @@ BAD_CALLS = [
     (apart(last="pad"), ValueError, ["last must be one of"]),
     (apart(mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"]),
     (together(blocks=BLOCKS.astype("U1"), output_shape=(3, 5, 5), strides=1), TypeError, ["strings must not overlap"]),
-    (
-        apart(array=WEIGHT[:, :0], last="over", mode="edge"),
-        ValueError,
-        ["mode 'edge' takes elements of array, which has none"],
-    ),
+    (apart(array=WEIGHT[:, :0], last="over", mode="edge"), ValueError, ["takes elements of array, which has none"]),
     (together(output_shape=8), TypeError, ["output_shape must be a sequence", "got 8; write (8,) for one axis"]),
     (together(output_shape=(8,)), ValueError, ["output_shape must be", "got 1 values"]),
     (together(output_shape=(3, 8, 10)), ValueError, ["blocks must be", "(3, 4, 5, 2, 2) for output_shape=(3, 8, 10)"]),
@@ -337,20 +314,8 @@ BAD_CALLS = [
         (adding(array=ARRAY.astype(int), blocks=TILES.astype(int), **{name: weights}), TypeError, [name, "of floats"])
         for name, weights in (("window", np.ones((2, 3))), ("weights", np.ones(3)))
     ),
-    (
-        adding(array=ARRAY[..., :3], blocks=ARRAY[None, ..., :3], positions=[(0, 0)]),
-        ValueError,
-        ["array must share no memory with blocks"],
-    ),
-    (
-        adding(
-            array=ROOM.view(int)[:6].reshape(3, 2),
-            blocks=np.ones((3, 2, 2), int),
-            positions=ROOM.view(int)[:6].reshape(3, 2),
-        ),
-        ValueError,
-        ["array must share no memory with positions"],
-    ),
+    (adding(array=ARRAY, blocks=ARRAY[None], positions=[(0, 0)]), ValueError, ["must share no memory with blocks"]),
+    (adding(array=AT, blocks=np.ones((3, 2, 2), int), positions=AT), ValueError, ["share no memory with positions"]),
     (adding(array=np.broadcast_to(0.0, (2, 6, 8))), ValueError, ["array must be writeable"]),
     (adding(array=folded((2, 6, 8), float)), ValueError, ["array must not overlap itself, got shape ("]),
     *(
