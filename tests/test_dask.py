@@ -30,6 +30,7 @@ from cases import (
     values,
     window_of,
 )
+from dask.optimization import cull
 from distributed import Client, LocalCluster
 from executors import OPERATIONS_OF, Call
 from fronts import RIGHT, arrays_and_others
@@ -276,19 +277,9 @@ def test_nothing_is_computed_before_it_is_asked_for(name):
 
 def sources(result, name="source"):
     """For every chunk of a result, the chunks of the array called `name` that it depends on."""
-    graph = result.__dask_graph__()
-    dependencies = graph.get_all_dependencies()
-
-    def reached(key):
-        seen, waiting = set(), [key]
-        while waiting:
-            key = waiting.pop()
-            if key not in seen:
-                seen.add(key)
-                waiting += dependencies.get(key, ())
-        return {key[1:] for key in seen if isinstance(key, tuple) and key[0] == name}
-
-    return {index: reached((result.name, *index)) for index in np.ndindex(result.numblocks)}
+    graph = dict(result.__dask_graph__())
+    needed = {index: cull(graph, [(result.name, *index)])[0] for index in np.ndindex(result.numblocks)}
+    return {index: {key[1:] for key in keys if key[0] == name} for index, keys in needed.items()}
 
 
 def reaching(call, source, result):

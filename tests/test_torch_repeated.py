@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from math import prod
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, Case, assert_same_bits, fold, random_case, unfold, values
-from fronts import as_array, as_tensor
+from fronts import RIGHT, arrays_and_others, as_array, as_tensor
 from test_torch import LAYOUTS, TRANSFORMS
 from torch.autograd import forward_ad
 
@@ -69,24 +70,14 @@ def test_a_call_is_checked_once_where_torch_has_guards(call, guarded, checks, mo
     assert len(checks) == (1 if guarded else 4)
 
 
-def test_sizes_of_a_repeated_call_are_not_converted_again(monkeypatch):
+@pytest.mark.parametrize("name", RIGHT)
+def test_sizes_of_a_repeated_call_are_not_converted_again(name, monkeypatch):
     """Shapes of tensors are no plain tuples, by which sizes are known."""
-    array, columns, tiles = torch.ones(1, 6, 4), torch.ones(6, 4), torch.ones(2, 3, 2)
-
-    def calls():
-        gpufold.torch.col2im(columns, (4, 3), (3, 2), strides=(1, 1))
-        gpufold.torch.im2col(array, (3, 2))
-        gpufold.torch.blocks_to_array(torch.ones(2, 2, 3, 2), (6, 4), (3, 2), strides=(3, 2))
-        gpufold.torch.array_to_blocks(array, (3, 2))
-        gpufold.torch.add_blocks(array[0], tiles, PLACES)
-        gpufold.torch.take_blocks(array, PLACES, (3, 2))
-        gpufold.torch.average(array, array[0])
-        gpufold.torch.batch_to_space(torch.ones(2, 3), (1, 2))
-        gpufold.torch.space_to_batch(array, (1, 2, 2))
-
-    calls()
+    arrays, others = arrays_and_others(name)
+    call = partial(getattr(gpufold.torch, name), *map(as_tensor, arrays), *others)
+    call()
     monkeypatch.setattr(integers, "as_integers", lambda *given: pytest.fail(f"converted again: {given}"))
-    calls()
+    call()
 
 
 @WAYS
