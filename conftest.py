@@ -25,7 +25,6 @@ NEEDS = {
     "tests/test_sources.py": ("ml_dtypes",),
     "tests/test_torch*.py": ("torch",),
     "tests/test_tuning.py": ("cupy", "ml_dtypes"),
-    "tests/test_underflow.py": ("ml_dtypes",),
 }
 """What modules import besides NumPy and pytest: packages of an extra, or of `pip install --group test`."""
 

@@ -154,7 +154,7 @@ FAULTS = (
           KERNELS + "[col2im-bug-dilation-applied-twice-0]"),
     Fault("products of weights that underflow in NumPy", "gpufold/weights.py",
           "product = library.where(small, library.sign(before) * library.sign(weights) * least, product)", "pass",
-          "tests/test_underflow.py::test_least_squares_lose_no_element_either"),
+          "tests/test_operations.py::test_least_squares_lose_no_element_either"),
     Fault("an infinite weight times the zero of a tap that does not exist", "kernels/fusion.cuh",
           "joined(or_zero(product, exists), weight)", "joined(product, weight)",
           KERNELS + "[col2im-stride-5-gather-awkward-0]"),
