@@ -163,19 +163,13 @@ def batch_to_space(data, block_shape, crops_begin, crops_end):
 
 
 def space_to_batch(data, block_shape, pads_begin, pads_end):
-    """Undo `batch_to_space` pixel by pixel: pixel d*block + offset - pads_begin goes to (offset, b, d)."""
-    block = block_shape[1:]
-    grid = [
-        (extent + begin + end) // b
-        for extent, begin, end, b in zip(data.shape[1:], pads_begin[1:], pads_end[1:], block, strict=True)
-    ]
-    result = np.zeros((*block, data.shape[0], *grid), data.dtype)
-    for pixel in product(*map(range, data.shape[1:])):
-        padded = [x + begin for x, begin in zip(pixel, pads_begin[1:], strict=True)]
-        offset = tuple(x % b for x, b in zip(padded, block, strict=True))
-        cell = tuple(x // b for x, b in zip(padded, block, strict=True))
-        result[(*offset, slice(None), *cell)] = data[(slice(None), *pixel)]
-    return result.reshape(prod(block) * data.shape[0], *grid)
+    """Undo `batch_to_space`: put each pixel where that would take it from, and zero where it takes none from."""
+    axes = zip(data.shape, pads_begin, pads_end, block_shape, strict=True)
+    batch, *grid = [(extent + begin + end) // block for extent, begin, end, block in axes]
+    result = np.zeros((batch * prod(block_shape), *grid), data.dtype)
+    places = np.arange(result.size).reshape(result.shape)
+    result.reshape(-1)[batch_to_space(places, block_shape, pads_begin, pads_end)] = data
+    return result
 
 
 def add_blocks(out, blocks, positions, window=None, weight_out=False):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
+import multiprocessing
 import pickle
 import random
 import threading
 import tracemalloc
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from itertools import pairwise
@@ -364,7 +363,7 @@ def test_what_has_no_memory_before_it_is_added_changes_nothing(part, monkeypatch
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_forked_child_waits_for_no_thread_that_it_does_not_have(monkeypatch):
     free, held = gpufold.Stitcher((8,), 4), gpufold.Stitcher((8,), 4)
     for stitcher in (free, held):
@@ -381,22 +380,19 @@ def test_a_forked_child_waits_for_no_thread_that_it_does_not_have(monkeypatch):
     thread.start()
     inside.wait(60)
     monkeypatch.undo()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
-        child = os.fork()
-    if not child:
-        status = 1
-        try:
-            free.add(np.ones((1, 4)), [(4,)])
-            status = 2 if free.result().sum() != 8 else 3
+
+    def in_the_child():
+        free.add(np.ones((1, 4)), [(4,)])
+        assert free.result().sum() == 8
+        with pytest.raises(RuntimeError, match="addition was interrupted"):
             held.result()
-        except RuntimeError as error:
-            status = 0 if status == 3 and "addition was interrupted" in str(error) else status
-        finally:
-            os._exit(status)
+
+    child = multiprocessing.get_context("fork").Process(target=in_the_child, daemon=True)
+    child.start()
     leave.set()
     thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+    child.join(60)
+    assert child.exitcode == 0
     assert held.result().sum() == 8
 
 
