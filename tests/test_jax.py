@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import assert_same_bits
-from fronts import BEYOND, EVERY, in_dtypes, named, operation_of, x64
+from fronts import BEYOND, EVERY, in_dtypes, named, x64
 from jax.test_util import check_grads
 
 import gpufold
@@ -138,24 +137,6 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 # Transforms
 
 
-@pytest.mark.some(23, all=8)
-@in_dtypes(SEVEN, [*EVERY, *BEYOND])
-def test_vmap_computes_each(operation, dtype):
-    """Over every array at once, and over each by itself."""
-    arrays = operation.arrays(dtype, lead=(3,))
-    got = jax.vmap(operation)(*traced(arrays))
-    assert_same_bits(got, np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
-    for number in range(len(arrays)):
-        axes = tuple(0 if other == number else None for other in range(len(arrays)))
-        given = [array if other == number else array[0] for other, array in enumerate(arrays)]
-        rows = [[each[row] if other == number else each for other, each in enumerate(given)] for row in range(3)]
-        want = np.stack([operation(*each) for each in rows])
-        assert_same_bits(jax.vmap(operation, axes)(*traced(given)), want)
-        given[number] = np.moveaxis(given[number], 0, -1)
-        axes = tuple(axis if axis is None else -1 for axis in axes)
-        assert_same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
-
-
 @pytest.mark.some(9, all=3)
 @named(EVERY)
 def test_vmap_of_gradients_and_gradients_of_vmap(operation):
@@ -173,18 +154,6 @@ def test_vmap_of_gradients_and_gradients_of_vmap(operation):
     for one, other, want in zip(by_row, of_all, zip(*rows, strict=True), strict=True):
         np.testing.assert_allclose(one, np.stack(want), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(other, np.stack(want), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["take_blocks", "add_blocks"])
-def test_vmap_over_positions(name):
-    operation, places = operation_of(name), np.random.default_rng(3).integers(-2, 5, (5, 4, 2))
-    arrays = operation.arrays("float64")
-
-    def at(positions, given):
-        return replace(operation, arguments=operation.arguments | {"positions": positions})(*given)
-
-    got = jax.vmap(lambda positions: at(positions, traced(arrays)))(jnp.asarray(places))
-    assert_same_bits(got, np.stack([at(positions, arrays) for positions in places]))
 
 
 def test_a_scan_adds_into_its_carry_and_has_gradients():

@@ -16,12 +16,13 @@ import definition
 import numpy as np
 import pytest
 from cases import DTYPES, INEXACT, WIDENINGS, assert_same_bits, off_its_size, values
-from fronts import BEYOND, EMPTY, EVERY, RIGHT, as_array, as_tensor, calls_in, operation_of, x64
+from fronts import BEYOND, EMPTY, EVERY, RIGHT, as_array, as_tensor, calls_in, in_dtypes, operation_of, x64
 from processes import python
 from test_arrays import FAR
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
 import gpufold
+from gpufold.calls import MODES
 
 NARROW = [dtype for dtype in INEXACT if dtype.name not in ("float64", "complex128")]
 """Which JAX has by default."""
@@ -82,6 +83,8 @@ def called(name, kind):
 
 SOME = {"jax": pytest.mark.some(23, all=11)}
 """Of JAX's calls fewer are tested, for it compiles each."""
+MAPPED = {"torch": pytest.mark.some(7, all=7), "jax": pytest.mark.some(23, all=8)}
+"""The kinds whose calls can be mapped."""
 
 
 @pytest.mark.parametrize(
@@ -310,6 +313,44 @@ def test_kinds_are_not_mixed(name, argument, kind, other):
     given = (converted(kind, array, argument), wrong) if axis else wrong
     with pytest.raises(TypeError, match=rf"^{name}: .*{re.escape(argument + axis)} must be a"):
         getattr(gpufold, name)(**called(name, kind) | {argument: given})
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls that are mapped
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[KINDS[kind].marks, some]) for kind, some in MAPPED.items()])
+@in_dtypes(("int32", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"), [*EVERY, *BEYOND])
+def test_vmap_computes_each(operation, dtype, kind):
+    """Over every array at once, and over each by itself, along its first axis and its last."""
+    it, (_, vmap, _), arrays = KINDS[kind], transforms_of(kind), operation.arrays(dtype, lead=(3,))
+    with x64(True) if kind == "jax" else nullcontext():
+        got = vmap(operation)(*map(it.to, arrays))
+        assert_same_bits(it.back(got), np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
+        for number, stacked in enumerate(arrays):
+            given = [array[0] for array in arrays]
+            want = np.stack([operation(*given[:number], each, *given[number + 1 :]) for each in stacked])
+            for axis in (0, -1):
+                given[number] = np.moveaxis(stacked, 0, axis)
+                axes = tuple(axis if other == number else None for other in range(len(arrays)))
+                assert_same_bits(it.back(vmap(operation, axes)(*map(it.to, given))), want)
+
+
+@kinds("torch", "jax")
+def test_vmap_over_positions(kind):
+    it, (grad, vmap, _), rng = KINDS[kind], transforms_of(kind), np.random.default_rng(3)
+    picture, tiles = (it.to(rng.standard_normal(shape, np.float32)) for shape in ((5, 4), (2, 3, 2)))
+    places = it.to(rng.integers(-2, 5, (5, 2, 2)))
+
+    def loss(picture, at, mode):
+        return (gpufold.take_blocks(picture, at, (3, 2), mode=mode) ** 2).sum()
+
+    for function in (
+        lambda at: gpufold.add_blocks(picture, tiles, at),
+        lambda at: gpufold.take_blocks(picture, at, (3, 2)),
+        *[partial(grad(loss), picture, mode=mode) for mode in MODES],
+    ):
+        assert_same_bits(it.back(vmap(function)(places)), np.stack([it.back(function(at)) for at in places]))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
-from gpufold.calls import MODES
 from gpufold.torch import executing
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -219,34 +218,6 @@ def test_a_tensor_that_left_a_transform_is_what_it_stood_for():
                        gpufold.torch.take_blocks(picture, places, (3, 2), window=window))  # fmt: skip
     gpufold.torch.add_blocks_(array, blocks, places, window=weights)
     assert torch.equal(picture, want)
-
-
-@named([*EVERY, *BEYOND])
-def test_vmap(operation):
-    given = tensors_of(operation, "float64")
-    for number, tensor in enumerate(given):
-        rows = [[*given[:number], each, *given[number + 1 :]] for each in (tensor, 2 * tensor, tensor + 1)]
-        want = torch.stack([operation(*row) for row in rows])
-        for dim in {0, tensor.ndim}:
-            stacked = torch.stack([row[number] for row in rows], dim)
-            dims = tuple([dim if other == number else None for other in range(len(given))])
-            got = torch.vmap(operation, dims)(*given[:number], stacked, *given[number + 1 :])
-            torch.testing.assert_close(got, want, rtol=0, atol=0)
-
-
-def test_vmap_over_positions():
-    out, blocks = torch.randn(5, 4), torch.randn(2, 3, 2)
-    places = torch.tensor([[[0, 0], [1, 1]], [[2, 2], [-1, 3]]])
-
-    def loss(picture, at, mode):
-        return gpufold.torch.take_blocks(picture, at, (3, 2), mode=mode).square().sum()
-
-    for function in (
-        lambda at: gpufold.torch.add_blocks(out, blocks, at),
-        lambda at: gpufold.torch.take_blocks(out, at, (3, 2)),
-        *[partial(torch.func.grad(loss), out, mode=mode) for mode in MODES],
-    ):
-        assert torch.equal(torch.vmap(function)(places), torch.stack([function(at) for at in places]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
