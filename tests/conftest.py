@@ -49,23 +49,6 @@ def missing(mark, name=""):
     return None
 
 
-def pytest_configure(config):
-    for line in (
-        "site: opens the site that make docs built in a browser",
-        "gpu: needs a CUDA device and CuPy",
-        "hostcuda: runs the kernels, or their machine code, on the CPU, which needs g++",
-        "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump",
-        "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH",
-        "peer(name): compares with another library, by its module's name",
-        "beside(name): needs a folder of the environment with another release",
-        "alone: runs in a process of its own, whose memory no other test has filled",
-        "all: one of many combinations, or read from machine code, with --all",
-        "some(step, all=1): one of so many of a test's combinations, and with --all one of fewer",
-        "many: a combination or a random problem of the longer run, with --many; it runs every combination",
-    ):
-        config.addinivalue_line("markers", line)
-
-
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run what make test ALL=1 runs, as CI does")
     parser.addoption("--many", action="store_true", help="run the longer series of random problems too")
