@@ -15,7 +15,7 @@ from timeit import repeat
 import numpy as np
 import pytest
 from cases import FUSIONS, Case, SpaceCase, fold, peak_of, unfold, window_of
-from executors import call_of
+from executors import LAYOUTS, call_of
 
 import gpufold
 from gpufold import keeping
@@ -106,17 +106,9 @@ def test_a_mean_of_large_blocks_needs_8_mb(size, side, kind, dtype, one_thread):
     assert peak - result.nbytes - weights < 8 << 20
 
 
-LAYOUTS = {
-    "transposed": lambda blocks: blocks.transpose(1, 0, *range(2, 7)),
-    "backwards": lambda blocks: blocks[::-1, :, ::-1, ::-1],
-    "sliced": lambda blocks: blocks[:, 1::2],
-    "broadcast": lambda blocks: np.broadcast_to(blocks[:, :1], blocks.shape),
-}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_are_not_copied(one_thread, layout):
-    blocks = LAYOUTS[layout](np.ones((4, 4, 2, 61, 61, 8, 8), np.float32))
+    blocks = LAYOUTS[layout](random.Random(0), np.ones((4, 4, 2, 61, 61, 8, 8), np.float32))
     shape = (*blocks.shape[:3], 128, 128)
     out, taken = np.empty(shape, np.float32), np.empty(blocks.shape, np.float32)
     together, _ = peak_of(lambda: gpufold.blocks_to_array(blocks, shape, (8, 8), strides=2, out=out))
@@ -203,11 +195,6 @@ def lopsided_axes(rng, elements):
     return tuple(axes)
 
 
-def least_time_of(call):
-    """Return what a call takes at least of three times; more than one thread counts as that."""
-    return min(repeat(call, timer=process_time, number=1, repeat=3))
-
-
 def drawn_cases():
     """Draw axes of no more elements than memory has room for, from a seed that is printed."""
     seed = random.randrange(10**6)
@@ -246,7 +233,8 @@ def test_few_blocks_or_taps_cost_no_more_than_a_few_copies_and_keep_nothing(prob
             partial(unfold, case, image),
             partial(fold, case, columns),
         ]
-        copies, *times = map(least_time_of, calls)
+        # the least of three times, in which more than one thread counts as that
+        copies, *times = (min(repeat(call, timer=process_time, number=1, repeat=3)) for call in calls)
         assert max(times) < 3 * copies + 0.05, case
         if problems and dtype != "float16":  # in which a pixel under 100,000 taps is infinite
             assert (fold(case, columns) == image * fold(case, unfold(case, np.ones_like(image)))).all()

@@ -108,12 +108,6 @@ def problem(row, number, **given):
         return what, call, before, view, defined(call, before)
 
 
-def result_of(call, read):
-    """What a call makes of other elements, in an array of its own."""
-    with np.errstate(all="ignore"):
-        return call.reading(read).on(call.data if call.operation == "add_blocks" else read)
-
-
 MEMORY = {
     "native": lambda array: array,
     "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
@@ -145,7 +139,8 @@ def check(row, number, **given):
         assert_same_bits(laid.weight_out, want_weight, where)
     if before is None and not weight:
         read = MEMORY[memory](laid.input)
-        made = result_of(call, read)
+        with np.errstate(all="ignore"):
+            made = call.reading(read).on(call.data if call.operation == "add_blocks" else read)
         assert_same_bits(made, want, where)
         assert not np.may_share_memory(made, read), where
         assert read.tobytes() == MEMORY[memory](laid.input).tobytes(), where

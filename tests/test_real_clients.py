@@ -167,16 +167,13 @@ def scan(probe):
     return picture, begins + (np.array(probe, np.float32) - 1) / 2, begins
 
 
-def waves(count, probe):
-    return (noise(count, *probe) + 1j * noise(count, *probe)[::-1]).astype(np.complex64)
-
-
 @pytest.mark.peer("ptychi")
 @pytest.mark.parametrize("probe", [(16, 16), (9, 12)], ids=str)
 def test_pty_chis_patches_have_the_same_bits(probe):
     processing = client("ptychi.image_proc")
     picture, centres, begins = scan(probe)
-    positions, patches = begins.astype(int), waves(len(begins), probe)
+    positions, real = begins.astype(int), noise(len(begins), *probe)
+    patches = real + np.complex64(1j) * real[::-1]
     theirs = processing.extract_patches_integer(torch.from_numpy(picture), torch.from_numpy(centres), probe)
     np.testing.assert_array_equal(gpufold.take_blocks(picture, positions, probe, mode="edge"), theirs)
     tensors = map(torch.from_numpy, (picture, positions))
