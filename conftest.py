@@ -17,7 +17,7 @@ NEEDS = {
     "tests/test_dask.py": ("dask", "distributed", "hypothesis"),
     "tests/test_figures.py": ("ml_dtypes", "rich"),
     "tests/test_gpu_session.py": ("rich",),
-    "tests/test_jax*.py": ("jax", "ml_dtypes"),
+    "tests/test_jax.py": ("jax", "ml_dtypes"),
     "tests/test_launch.py": ("ml_dtypes",),
     "tests/test_onnx.py": ("onnx", "ml_dtypes"),
     "tests/test_ptx.py": ("ml_dtypes",),

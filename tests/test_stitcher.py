@@ -57,17 +57,11 @@ def whole(shape, rank, batches, window, reduction):
     return total if reduction == "sum" else gpufold.average(total, weight)
 
 
-class Problem(NamedTuple):
-    rng: random.Random
-    shape: tuple
-    block: tuple
-    window: object
-    reduction: str
-    batches: list
-
-
 def problem(seed, ascending=False):
-    """Draw batches of tiles, some of them smaller than the others or with a window of their own."""
+    """Draw an array's shape, a block, a window, a reduction and batches of tiles; return them after what draws.
+
+    Some tiles are smaller than the others or have a window of their own.
+    """
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     rank, lead = rng.choice((1, 2, 2, 3)), tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 1, 2))))
     size = tuple(rng.randint(3, 16) for _ in range(rank))
@@ -83,7 +77,7 @@ def problem(seed, ascending=False):
         tile = block if rng.random() < 0.6 else tuple(rng.randint(1, side) for side in block)
         own = window_of(rng.choice(("separable", "full")), tile, dtype) if rng.random() < 0.2 else None
         batches.append(Batch(values((stop - start, *lead, *tile), dtype, seed), positions[start:stop], own))
-    return Problem(rng, (*lead, *size), block, window, REDUCTIONS[seed % 3], batches)
+    return rng, (*lead, *size), block, window, REDUCTIONS[seed % 3], batches
 
 
 def test_batches_never_show():
