@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import re
+import runpy
 import subprocess
 import tomllib
 from pathlib import Path
@@ -250,3 +251,38 @@ def test_the_first_screen_s_speed_is_that_of_the_saved_runs():
         (cells,) = (cells for name, *cells in measured if name == "col2im")
         shown += [cells[columns.index(peer)] for peer in peers]
     assert found == shown
+
+
+# ---- drawings, which are those that their script makes of what gpufold computes today
+
+DRAWINGS = ROOT / "docs" / "drawings"
+NUMBER = re.compile(r"(?<![\w#.])-?\d+(?:\.\d+)?(?!\w)")
+
+STYLE = re.compile(r'(?<=style=")[^"]*')
+
+TOLERANCE = 0.5
+"""In points: another matplotlib may place a letter a little elsewhere."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param("anew", marks=pytest.mark.peer("matplotlib"))])
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawings")
+    return {path.name: path.read_text() for path in runpy.run_path(str(DRAWINGS / "draw.py"))["save"](folder)}
+
+
+def test_every_drawing_is_kept(drawn):
+    assert set(drawn) == {path.name for path in DRAWINGS.glob("*.svg")}
+
+
+def sorted_values(style):
+    """Return the values of a style in one order, without their names: some matplotlib write fonts at length."""
+    return " ".join(sorted(re.findall(r"'[^']+'|[^\s;,']+", re.sub(r"[a-z-]+: ", "", style[0]))))
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(DRAWINGS.glob("*.svg"))])
+def test_a_drawing_is_as_its_script_makes_it(drawn, name):
+    kept, made = (STYLE.sub(sorted_values, text) for text in ((DRAWINGS / name).read_text(), drawn[name]))
+    assert re.findall(r">([^<\n]+)</text>", kept) == re.findall(r">([^<\n]+)</text>", made)
+    assert NUMBER.sub("", kept) == NUMBER.sub("", made), "python docs/drawings/draw.py draws them anew"
+    numbers = [np.array(NUMBER.findall(text), np.float64) for text in (kept, made)]
+    np.testing.assert_allclose(*numbers, rtol=0, atol=TOLERANCE)
