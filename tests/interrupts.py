@@ -34,53 +34,45 @@ CODES = {call.__code__ for call in CALLS.values()}
 WANTED: dict[str, np.ndarray] = {}
 
 
-class Timer:
-    """Signals at random moments while a call runs, and what their handler does."""
+def ends(draw: random.Random, name: str, out: np.ndarray) -> bool:
+    """Make a call that is interrupted at random moments; return whether it ended by an exception."""
+    computes, left = draw.random() < 0.1, draw.choice((1, 1, 2, 20))
 
-    def __init__(self, draw: random.Random) -> None:
-        self._draw, self._left, self._computes = draw, 0, False
-        signal.signal(signal.SIGALRM, self._handle)
-
-    def ends(self, name: str, out: np.ndarray) -> bool:
-        """Return whether a call ended by an exception."""
-        self._computes, self._left = self._draw.random() < 0.1, self._draw.choice((1, 1, 2, 20))
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 1e-5 + self._draw.random() * 0.003)
-            CALLS[name](out)
-        except KeyboardInterrupt:
-            self._stop()
-            return True
-        self._stop()
-        return False
-
-    def _stop(self) -> None:
-        """Let no signal of this call that is still to be handled raise in a later one."""
-        self._left = 0
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _handle(self, _: int, frame: FrameType | None) -> None:
+    def handle(_: int, frame: FrameType | None) -> None:
+        nonlocal left
         while frame is not None and frame.f_code not in CODES:
             frame = frame.f_back
-        if frame is not None and self._left:
-            self._left -= 1
-            if not self._computes:
-                signal.setitimer(signal.ITIMER_REAL, 3e-5 if self._left > 1 else 3e-4 * self._left)
-                raise KeyboardInterrupt
-            assert np.array_equal(gpufold.col2im(COLUMNS, IMAGE, KERNEL, **PADS), WANTED["col2im"])
+        if frame is None or not left:
+            return
+        left -= 1
+        if not computes:
+            signal.setitimer(signal.ITIMER_REAL, 3e-5 if left > 1 else 3e-4 * left)
+            raise KeyboardInterrupt
+        assert np.array_equal(gpufold.col2im(COLUMNS, IMAGE, KERNEL, **PADS), WANTED["col2im"])
+
+    signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + draw.random() * 0.003)
+        CALLS[name](out)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        left = 0  # no signal of this call that is still to be handled raises in a later one
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return False
 
 
-def first_calls(draw: random.Random, timer: Timer, count: int, seen: dict[str, int]) -> None:
+def first_calls(draw: random.Random, count: int, seen: dict[str, int]) -> None:
     """Interrupt the first call of processes that have no thread but their own; they must end by themselves."""
     gpufold.set_num_threads(3)
     for _ in range(count):
         process, moment = os.fork(), draw.random()
         if not process:
-            timer.__init__(random.Random(moment))
             out = np.empty_like(WANTED["col2im"])
-            timer.ends("col2im", out)
+            ends(random.Random(moment), "col2im", out)
             sys.exit(0 if np.array_equal(CALLS["col2im"](out), WANTED["col2im"]) else 3)
-        ends = time.monotonic() + 20
-        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0) and time.monotonic() < ends:
+        until = time.monotonic() + 20
+        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
             time.sleep(0.0005)
         if ended == (0, 0):
             os.kill(process, signal.SIGKILL)
@@ -91,14 +83,14 @@ def first_calls(draw: random.Random, timer: Timer, count: int, seen: dict[str, i
         seen["processes"] += 1
 
 
-def later_calls(draw: random.Random, timer: Timer, ends: float, at_least: int, seen: dict[str, int]) -> None:
+def later_calls(draw: random.Random, until: float, at_least: int, seen: dict[str, int]) -> None:
     """Interrupt calls of this process, look whether they go on writing, and whether the next ones are right."""
-    while seen["interrupts"] < at_least or time.monotonic() < ends:
+    while seen["interrupts"] < at_least or time.monotonic() < until:
         if draw.random() < 0.3:
             gpufold.set_num_threads(draw.choice((2, 3, 4)))  # others, which are still to be started
         name = draw.choice(list(CALLS))
         out = np.zeros_like(WANTED[name])
-        if timer.ends(name, out):
+        if ends(draw, name, out):
             seen["interrupts"] += 1
             left = out.copy()
             time.sleep(0.001)
@@ -114,10 +106,9 @@ def main(seed: str, seconds: str, at_least: str) -> None:
     for name, call in CALLS.items():
         WANTED[name] = call(None)
     seen = dict.fromkeys(("interrupts", "processes", "written_after", "wrong", "hung"), 0)
-    timer = Timer(draw)
-    first_calls(draw, timer, int(at_least) // 10, seen)
+    first_calls(draw, int(at_least) // 10, seen)
     faulthandler.dump_traceback_later(120, exit=True)  # its thread would not outlive a fork, which then waits for it
-    later_calls(draw, timer, began + float(seconds), int(at_least), seen)
+    later_calls(draw, began + float(seconds), int(at_least), seen)
     print(json.dumps(seen))
 
 
