@@ -1,4 +1,4 @@
-"""Stitching libraries, imported unchanged: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos, diffusers, deepinv."""
+"""Stitching libraries, imported unchanged: MONAI, TorchIO, nnU-Net, pty-chi, Demucs and diffusers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from unittest.mock import MagicMock
 STAND_INS = (
     "SimpleITK",
     "blosc2",
-    "encodec",
     "h5py",
     "huggingface_hub",
     "matplotlib",
-    "natsort",
     "pandas",
     "sklearn",
     "tifffile",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 from time import process_time
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -225,53 +224,3 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     np.testing.assert_allclose(options["out"][near], whole[near], rtol=0, atol=1e-4 * float(whole.abs().max()))
     assert mapped < 1.25 * tiled + 20e6
     assert max(mapped, tiled) < at_once / 2
-
-
-# ---------------------------------------------------------------------------------------------
-# deepinv
-
-
-@pytest.mark.peer("deepinv")
-@pytest.mark.parametrize("channels", [1, 3])
-def test_deepinv_s_bm3d_aggregates_by_weights_of_blocks(monkeypatch, channels):
-    """It has an int64 index of each element and adds by it twice; here blocks lie at positions, weights in one pass."""
-    module = client("deepinv.models.bm3d")
-    options = dict.fromkeys(
-        ("spatial_ht_transform", "spatial_wiener_transform", "group_ht_transform", "group_wiener_transform"), "dct"
-    )
-    denoiser = module.BM3D(use_legacy=False, search_radius=6, **options)
-    image = torch.from_numpy(noise(40, 33, channels)) / 5 + torch.linspace(0, 1, 33)[:, None]
-    theirs = denoiser._bm3d_fast(image, 0.2)
-
-    def aggregate(self, width, count, sums, weight, y, x, _, patches, patch_weight):
-        positions = torch.stack([y, x], -1).reshape(-1, 2)
-        for channel in range(count):
-            planes = [each.reshape(-1, width, count)[..., channel] for each in (sums, weight)]
-            blocks = patches[:, :, channel].reshape(-1, self.p, self.p)
-            by_block = patch_weight[:, :, channel].expand(*y.shape, 1, 1).reshape(-1)
-            gpufold.add_blocks_(planes[0], blocks, positions, window=self.win, weights=by_block, weight_out=planes[1])
-
-    monkeypatch.setattr(module.BM3D, "_aggregate", aggregate)
-    ours = denoiser._bm3d_fast(image, 0.2)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert (ours - image).std() > 0.1
-
-
-# ---------------------------------------------------------------------------------------------
-# Vocos
-
-
-@pytest.mark.peer("vocos")
-def test_a_vocoders_head_has_torchs_bits_forward_and_backward(monkeypatch):
-    """An inverse short-time Fourier transform by torch.nn.functional.fold, of frames and of their envelope."""
-    torch.manual_seed(0)
-    head = client("vocos.heads").ISTFTHead(dim=24, n_fft=96, hop_length=40, padding="same")
-    given, ours, results = torch.randn(2, 30, 24), Mock(wraps=gpufold.torch.fold), []
-    for fold in (torch.nn.functional.fold, ours):
-        monkeypatch.setattr(torch.nn.functional, "fold", fold)
-        leaf = given.clone().requires_grad_()
-        result = head(leaf)
-        learned = torch.autograd.grad(result.square().sum(), [leaf, *head.parameters()])
-        results.append([result.detach(), *learned])
-    assert ours.call_count == 2
-    torch.testing.assert_close(*results, rtol=0, atol=0)
