@@ -71,16 +71,11 @@ def test_every_link_within_the_site_leads_somewhere():
 
 @pytest.fixture(scope="module")
 def address():
-    handler = partial(Quiet, directory=str(SITE))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(SITE))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
 
 
 @pytest.fixture(scope="module")
