@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 from cases import DTYPES, assert_same_bits
@@ -12,7 +10,6 @@ from test_torch import placed, tensors_of
 from test_torch_launch import check_gradients
 
 import gpufold.torch
-from bench.memory import pool_peak
 
 pytestmark = pytest.mark.gpu
 
@@ -111,18 +108,3 @@ def test_devices_are_not_mixed():
         gpufold.torch.fold(torch.zeros(1, 4, 9, device="cuda"), 4, 2, window=torch.ones(2, 2))
     with pytest.raises(ValueError, match="blocks must be on the device of array"):
         gpufold.torch.add_blocks(torch.zeros(4, device="cuda"), torch.zeros(1, 2), [(0,)])
-
-
-@pytest.mark.parametrize("name", ["cupy", "torch"])
-def test_the_benchmark_sees_the_memory_of_both_allocators(name):
-    import cupy
-
-    size, library = 3 << 20, importlib.import_module(name)
-    kept = library.ones((size,), dtype=library.uint8, **({"device": "cuda"} if name == "torch" else {}))
-
-    def call():
-        return (kept + 1) + (kept + 2)  # three at once
-
-    call()
-    peak = pool_peak(cupy)
-    assert [peak(call), peak(call), peak(lambda: kept + 1)] == [3 * size, 3 * size, size]
