@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cases import FUSIONS, KERNEL_MODES, weights_of, window_of
 from executors import wide_offsets
-from specialisations import SOURCES, plans
+from test_kernels import SOURCES, plans
 
 from bench import hostcuda
 from bench.count import SCALED, smaller, work_on

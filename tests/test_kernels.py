@@ -7,8 +7,10 @@ name and a number: `make test` runs each once, `--all` with further dtypes, fusi
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -62,6 +64,7 @@ import gpufold
 from bench import hostcuda
 from gpufold.calls import Unsupported
 from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu.sources import KERNELS
 from gpufold.operations import variants
 
 pytestmark = pytest.mark.hostcuda
@@ -330,13 +333,13 @@ def check(row, number, what=None):
         for variant in what.variants:
             laid = laid_out(call, arrays, view, what, variant)
             try:
-                plans = list(plans_of(call, variant, laid, what.device))
+                served = list(plans_of(call, variant, laid, what.device))
             except Unsupported as refusal:
                 may = variant in MAY_REFUSE.get(row.operation, ()) or "do not fit into 64 bits" in str(refusal)
                 if not may or (variant == row.variant and not number):
                     raise AssertionError(f"{row} {number}: {what}\n{refusal}") from refusal
                 continue
-            for plan in plans:
+            for plan in served:
                 where = f"{row} {number}: {what}\n{plan}\n"
                 assert not what.wide or dict(plan.defines)["OFFSET"] == "long long", where
                 laid.result[...] = arrays.result.reshape(laid.result.shape)
@@ -376,6 +379,30 @@ def test_every_kernel_gives_the_bits_of_numpy(row, number):
     check(row, number, what)
     for seed in range(1, 4 if row.windows and number != 1 else 1):  # nothing beside weights is read for them
         check(row, number, what._replace(seed=what.seed + seed, executor="observed"))
+
+
+SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
+
+
+@cache
+def plans():
+    """Plan four draws of each row by every variant; of each kernel function and specialisation one plan is left.
+
+    The last of a row with weights of its own is widened.
+    """
+    found = {}
+    for row, number in product(ROWS, range(4)):
+        what = drawn(row, number)
+        if row.windows and row.operation in SUMS and number == 3:
+            what = what._replace(source="float32", dtype="float64")
+        call, before, view = drawn_call(row, what)
+        arrays = arrays_of(call, before)
+        for variant, device in product(variants(row.operation), DEVICES):
+            with suppress(Unsupported):
+                for plan in plans_of(call, variant, laid_out(call, arrays, view, what, variant), device):
+                    for step in (*plan.prologue, plan):
+                        found[step.symbol, step.defines] = step
+    return list(found.values())
 
 
 def random_rows(seed):

@@ -15,7 +15,7 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 from processes import CHECKOUT, python
-from specialisations import SOURCES, plans
+from test_kernels import SOURCES, plans
 
 import gpufold
 from bench.hostcuda import fake_cupy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cases import Case
 from executors import call_of
-from specialisations import SOURCES, plans
+from test_kernels import SOURCES, plans
 
 from bench import hostcuda
 from gpufold.calls import Unsupported
