@@ -328,7 +328,12 @@ NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", 
 
 def copy_checkout(folder: Path) -> None:
     """Copy the checkout, but what is made in it; faults go into copies of this copy alone."""
-    shutil.copytree(CHECKOUT, folder, ignore=NOT_COPIED)
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        holds = {name for name in names if folder.resolve().is_relative_to(Path(parent, name).resolve())}
+        return holds | set(NOT_COPIED(parent, names))
+
+    shutil.copytree(CHECKOUT, folder, ignore=left_out)
 
 
 @contextmanager

@@ -15,19 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import assert_same_bits
-from fronts import (
-    AVERAGED,
-    BEYOND,
-    EMPTY,
-    EVERY,
-    FOLDED,
-    LINEAR,
-    PLACES,
-    as_array,
-    as_tensor,
-    named,
-    operation_of,
-)
+from fronts import AVERAGED, BEYOND, EMPTY, EVERY, FOLDED, LINEAR, PLACES, as_array, as_tensor, named, operation_of
 from processes import python
 from test_wrong_arguments import TABLE, TORCH, made, names_of
 from torch.fx.experimental.proxy_tensor import make_fx
