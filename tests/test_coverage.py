@@ -152,20 +152,6 @@ def test_tensors_are_folded_by_torch_s_names_with_what_was_named():
 
 
 @kinds("numpy", "torch", "jax")
-def test_a_stitcher_shows_what_no_tile_covers(kind):
-    it = KINDS[kind]
-    stitcher = gpufold.Stitcher((2, 7), (3,))
-    stitcher.add(it.to(np.ones((2, 2, 3), np.float32)), [(0,), (2,)])
-    assert it.back(stitcher.result())[..., 5:].tolist() == [[0, 0]] * 2
-    shown = it.back(stitcher.result(fill_value=np.nan))
-    assert np.isnan(shown).sum(-1).tolist() == [2, 2]
-    assert (shown[..., :5] == 1).all()
-    slabs = gpufold.Stitcher((None,), 2)
-    slabs.add(it.to(np.ones((2, 2), np.float32)), [(0,), (4,)])
-    assert it.back(slabs.result(fill_value=-1)[1]).tolist() == [1, 1, -1, -1, 1, 1]
-
-
-@kinds("numpy", "torch", "jax")
 @pytest.mark.parametrize(
     "number",
     [np.float32(2.5), np.float16(-1), np.True_, Fraction(5, 2), Decimal("0.5"), 2**31, 2**64, 1e300, -1e300, np.inf],
@@ -176,13 +162,15 @@ def test_what_no_block_covers_may_be_any_number(kind, number):
     with np.errstate(over="ignore"):
         want = [1, 1, 1, 1, np.float32(float(number))]
     options = {"strides": 2, "reduction": "mean", "fill_value": number}
-    stitcher = gpufold.Stitcher((5,), 2)
-    stitcher.add(it.to(blocks), [0, 2])
+    stitchers = whole, in_slabs = [gpufold.Stitcher((3, 5), (2,), slabs=slabs) for slabs in (False, True)]
+    for stitcher in stitchers:
+        stitcher.add(it.to(np.ones((2, 3, 2), np.float32)), [(0,), (2,)])
     with np.errstate(over="ignore"):
         for got in (
             gpufold.blocks_to_array(it.to(blocks), (5,), (2,), **options),
             gpufold.col2im(it.to(blocks), (5,), (2,), **options)[0],
-            stitcher.result(fill_value=number),
+            whole.result(fill_value=number)[1],
+            in_slabs.result(fill_value=number)[1][1],
         ):
             assert it.back(got).tolist() == want
 
