@@ -28,7 +28,7 @@ help:
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make test-versions  the tests with the lowest versions that are allowed, and with the newest"
 	@echo "make test-nightly   the tests with NumPy's nightly wheel and CuPy's newest pre-release"
-	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices;"
+	@echo "make faults         breaks the code on purpose, fault by fault, and runs the test that must notice;"
 	@echo "                    RANDOM=60 SEED=1 draws mechanical mutants, and says which of them no test notices, KERNELS=1"
 	@echo "                    those of kernels and planners alone; with FOLDER=name it goes on where it was stopped;"
 	@echo "                    ARGS='-k words' chooses among the others"
@@ -93,7 +93,7 @@ ifdef RANDOM
 	PYTHONPATH=tests $(BIN)/python -m pytest -p reach tests/mutants.py -n 2 -rPs --tb=line --random $(RANDOM) --seed $(or $(SEED),0) \
 		$(if $(KERNELS),--kernels) $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 else
-	$(BIN)/python -m pytest tests/faults.py -n 2 $(ARGS)
+	$(BIN)/python -m pytest tests/faults.py -n 2 -v $(ARGS)
 endif
 
 lint: $(VENV)/.lint
