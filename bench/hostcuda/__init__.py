@@ -2,7 +2,7 @@
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable
-from .execute import launch, run
+from .execute import run
 from .machine import work
 from .memory import Fault
 
@@ -10,7 +10,6 @@ __all__ = [
     "BuildError",
     "Fault",
     "cubin",
-    "launch",
     "nvcc",
     "run",
     "unavailable",

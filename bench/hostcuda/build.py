@@ -30,18 +30,22 @@ KERNEL = [
 """No contraction: a multiply and an add round twice, as on a GPU with -fmad=false. Symbols are hidden: many kernels are
 loaded at a time, and each has its own functions and shared memory."""
 
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-
 LINES = ["-gdwarf-4", "-g1"]
 """Debug lines for faults; debug variables, which nothing reads, would double the time of g++."""
 
 Build = Literal["plain", "observed", "sanitized"]
-Runtime = Literal[Build, "machine"]
+Runtime = Literal["scheduler", "machine"]
 
 KERNEL_FLAGS: dict[Build, list[str]] = {
     "plain": ["-Og"],
     "observed": ["-O1", *LINES, "-DHOSTCUDA_OBSERVED=1", "-fsanitize=thread"],
-    "sanitized": ["-Og", *LINES, *SANITIZERS],
+    "sanitized": [
+        "-Og",
+        *LINES,
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ],
 }
 """Little optimisation: g++ takes far longer than the kernels run, and `__forceinline__` holds anyway."""
 
@@ -53,12 +57,10 @@ def _vector_flags() -> list[str]:
 
 
 RUNTIMES: dict[Runtime, tuple[list[str], list[str]]] = {
-    "plain": (["scheduler.cpp"], ["-O2", "-shared"]),
-    "observed": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED=1", "-shared"]),
+    "scheduler": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED=1", "-shared"]),
     "machine": (["machine.cpp"], ["-O3", "-ffp-contract=off", "-frounding-math", *_vector_flags(), "-shared"]),
-    "sanitized": (["scheduler.cpp"], ["-O1", "-gdwarf-4", *SANITIZERS, "-shared"]),
 }
-"""The library that runs the kernels of a build, or their machine code: its sources and flags."""
+"""The library that runs kernels, or their machine code: its sources and flags."""
 
 
 class BuildError(Exception):
@@ -164,12 +166,12 @@ def _includes() -> list[str]:
 
 
 @cache
-def build_runtime(build: Runtime) -> Path:
-    """The library that runs the kernels of a build, the same for all of them."""
+def build_runtime(name: Runtime) -> Path:
+    """The library that runs kernels, the same for all of them."""
     reason = unavailable()
     if reason:
         raise BuildError(reason)
-    names, flags = RUNTIMES[build]
+    names, flags = RUNTIMES[name]
     sources = [HOST / name for name in names]
     return _cached("", sources, [*COMPILER, *map(_here, sources), *flags, *_includes()])
 
@@ -184,13 +186,14 @@ def _precompiled_words(build: Build) -> Path:
 
 def build_kernel(source: Path, symbol: str, defines: Defines, build: Build) -> Path:
     """The kernel as a library, built from its unmodified source; headers beside the source are its own."""
-    runtime = build_runtime(build)
+    runtime = build_runtime("scheduler")
+    sanitizers = ["-lasan", "-lubsan"] if build == "sanitized" else []
     command = [
         *[*KERNEL, *KERNEL_FLAGS[build], "-shared", "-nostdlib"],
         *["-include", str(_precompiled_words(build).with_suffix(""))],
         *[f"-D{name}={value}" for name, value in defines],
         *[f'-DHOSTCUDA_SOURCE="{source.name}"', f"-DHOSTCUDA_SYMBOL={symbol}"],
         *[f"-I{_here(source.parent)}", *_includes(), _here(HOST / "entry.cpp")],
-        *[f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lm", "-lc"],
+        *["-Wl,--no-as-needed,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}", *sanitizers, "-lm", "-lc"],
     ]
     return _cached(".so", [HOST / "entry.cpp", source], command)

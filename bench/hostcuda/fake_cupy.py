@@ -41,8 +41,7 @@ from gpufold.gpu.sources import options as sources_options
 from gpufold.gpu.sources import program
 
 from . import module
-from .build import build_kernel, build_runtime
-from .execute import launch_in_place
+from .build import build_kernel
 
 DEVICES = 2
 TOTAL_BYTES = 1 << 30
@@ -748,7 +747,7 @@ class RawKernel:
         key = (*self._program, get_device())
         if key not in _loaded:
             _forbid_while_capturing(CUDADriverError(900))
-            _loaded[key] = Function(self.name, build_kernel(*self._program, "plain"))
+            _loaded[key] = Function(self.name, module.load(build_kernel(*self._program, "plain")))
         return _loaded[key]
 
     def __call__(self, grid, block, args):
@@ -762,23 +761,19 @@ _loaded = {}
 class Function:
     """A kernel compiled for a device, launched on a stream of CuPy or any stream with a handle."""
 
-    def __init__(self, name, library):
-        self.name, self._library = name, library
-
-    @property
-    def parameters(self):
-        return module.load(self._library, build_runtime("plain")).parameters
+    def __init__(self, name, kernel):
+        self.name, self._kernel = name, kernel
 
     def __call__(self, grid, block, args, shared_mem=0, stream=None):
         assert not shared_mem, "a kernel declares its shared memory"
-        parameters = self.parameters
-        if len(args) != len(parameters):
-            raise Misuse(f"{self.name} takes {len(parameters)} arguments, got {len(args)}")
         grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
-        values = [self._value(argument, parameter) for argument, parameter in zip(args, parameters, strict=True)]
+        values = [
+            self._value(argument, parameter) for argument, parameter in zip(args, self._kernel.parameters, strict=True)
+        ]
 
         def work():
-            launch_in_place(self._library, grid, block, values)
+            if message := self._kernel.launch(grid, block, values):
+                raise Misuse(f"{self.name}: {message}")
             if self.name == LOSES_THE_DEVICE:
                 _lost.append(self.name)
             for allocation in _allocated():
@@ -788,15 +783,12 @@ class Function:
 
     def _value(self, argument, parameter):
         """Return an argument as bytes, as CuPy converts it; their number must be the kernel's."""
-        if parameter.pointer:
+        if parameter.is_pointer:
             address = argument.data.ptr if isinstance(argument, ndarray) else argument or 0
             if address:  # zero for an empty array
                 check_lent(address, f"an argument of {self.name}")
             return address.to_bytes(8, "little")
-        value = argument.tobytes()
-        if (argument.size, len(value)) != (1, parameter.size):
-            raise Misuse(f"{self.name} takes a value of {parameter.size} bytes, got {argument}")
-        return value
+        return argument.tobytes()
 
 
 # ---------------------------------------------------------------------------------------------

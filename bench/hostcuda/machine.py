@@ -25,7 +25,7 @@ from gpufold.gpu.variants.moves import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS, build_runtime
-from .execute import Argument, arrays_of, bring_back, bytes_of, launches_of, prepared
+from .execute import Argument, arrays_of, bytes_of, launches_of
 from .memory import Fault, NDArray
 from .module import Array
 
@@ -93,8 +93,6 @@ class _Launch(ctypes.Structure):
         ("constants", ctypes.c_void_p),
         ("arrays", ctypes.POINTER(Array)),
         ("counters", ctypes.POINTER(Counters)),
-        ("message", ctypes.c_void_p),
-        ("message_size", ctypes.c_uint32),
     )
 
 
@@ -105,7 +103,7 @@ class _Launch(ctypes.Structure):
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build_runtime("machine")))
-    library.hostcuda_machine_operations.restype = ctypes.c_char_p
+    library.hostcuda_machine_operations.restype = library.hostcuda_machine_launch.restype = ctypes.c_char_p
     return library
 
 
@@ -423,27 +421,22 @@ def work(
 
     Return what each launch did: those that fill scratch memory, and last the plan's own.
     """
-    return [
-        _run(step, arguments, cubin.architecture_of(device), kernels)
-        for step, arguments in launches_of(plan, input_array, output_array, window, positions)
-    ]
+    with launches_of(plan, input_array, output_array, window, positions) as launches:
+        return [_run(step, arguments, cubin.architecture_of(device), kernels) for step, arguments in launches]
 
 
 def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels: Path) -> Counters:
-    """Execute one launch: those before it are plans of their own, which share scratch memory with it."""
+    """Execute one launch."""
     code = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
     shared_bytes = cubin.resources(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
-    given = [prepared(argument) for argument in arguments]
-    # An output comes second, after what is read, and scratch memory last.
-    written = {1, len(given) - 2} if plan.scratch_bytes else {1}
     arrays = []
-    for number, argument in enumerate(given):
+    for number, argument in enumerate(arguments):
         for placed in arrays_of(argument):
             begin = placed.start + placed.front
-            arrays.append(Array(begin, begin + placed.span, number, number in written))
-    counters, message = Counters(), ctypes.create_string_buffer(1024)
-    constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, given)), kernels), np.uint8)
+            arrays.append(Array(begin, begin + placed.span, number, placed.writable))
+    counters = Counters()
+    constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, arguments)), kernels), np.uint8)
     what = _Launch(
         code,
         len(code),
@@ -455,12 +448,7 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
         constants=constants.ctypes.data,
         arrays=(Array * len(arrays))(*arrays),
         counters=ctypes.pointer(counters),
-        message=ctypes.addressof(message),
-        message_size=len(message),
     )
-    _library().hostcuda_machine_launch(ctypes.byref(what))
-    if message.value:
-        raise Fault(f"{plan.symbol}, machine code for {architecture}: {message.value.decode()}")
-    for number, argument in enumerate(given):
-        bring_back(argument, number, number in written)
+    if message := _library().hostcuda_machine_launch(ctypes.byref(what)).decode():
+        raise Fault(f"{plan.symbol}, machine code for {architecture}: {message}")
     return counters

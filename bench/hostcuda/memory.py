@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from .module import ELEMENT, KNOWN, ONCE
 
 NDArray = np.ndarray[Any, Any]
 
@@ -29,47 +33,50 @@ def poison(dtype: np.dtype[Any]) -> NDArray:
 
 
 class Placed:
-    """An array copied to memory like a GPU's, between guards.
+    """An array copied to memory like a GPU's, between guards; child processes share that memory.
 
     Strides stay. The first byte of the memory that the array is a view of lies on a multiple of ALIGNMENT, so that
     a view with an offset is as misaligned as it would be on a GPU. Bytes between the array's elements are guarded too.
+    `writable` says whether kernels may write to it, `once` whether they may write each byte only once, and `known` how
+    many of its first elements are no garbage (default: all).
     """
 
-    def __init__(self, array: NDArray) -> None:
+    def __init__(self, array: NDArray, writable: bool = False, once: bool = False, known: int | None = None) -> None:
         address = array.__array_interface__["data"][0]
         steps = [max(size - 1, 0) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
         low = address + sum(step for step in steps if step < 0)
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        self.misalignment = (low - owner.__array_interface__["data"][0]) % ALIGNMENT
         self.span = sum(map(abs, steps)) + array.itemsize
-        self.memory = np.full(GUARD + ALIGNMENT + self.span + GUARD, POISON, np.uint8)
-        self.start = self.memory.__array_interface__["data"][0]
-        self.front = GUARD + (self.misalignment - self.start - GUARD) % ALIGNMENT
+        self.front = GUARD + (low - owner.__array_interface__["data"][0]) % ALIGNMENT
         self.offset = self.front + address - low
+        self.memory = np.frombuffer(mmap.mmap(-1, self.front + self.span + GUARD), np.uint8)  # which starts a page
+        self.memory[...] = POISON
+        self.start = self.memory.__array_interface__["data"][0]
         self.array = array
         self.view = np.ndarray(array.shape, array.dtype, self.memory, self.offset, array.strides)
         self.view[...] = array
         self.pointer = ctypes.c_void_p(self.start + self.offset)
+        self.writable, self.once, self.known = writable, once, known
 
-    @property
-    def between_guards(self) -> NDArray:
-        """Every byte from the first to the last one of the array."""
-        return self.memory[self.front : self.front + self.span]
-
-    def per_byte(self) -> tuple[NDArray, NDArray]:
-        """Return zeros, one per byte of the memory, and a view of those in the array's elements."""
-        memory = np.zeros(self.memory.size, np.uint8)
+    @cached_property
+    def flags(self) -> NDArray:
+        """Flags of each byte of the memory, which launches that are observed keep up to date."""
+        flags = np.zeros(self.memory.size, np.uint8)
         shape, strides = (*self.array.shape, self.array.itemsize), (*self.array.strides, 1)
-        return memory, np.ndarray(shape, np.uint8, memory, self.offset, strides)
+        of_elements = np.ndarray(shape, np.uint8, flags, self.offset, strides)
+        of_elements[...] = ELEMENT | KNOWN | ONCE * self.once
+        if self.known is not None:
+            of_elements[self.known :] = ELEMENT
+        return flags
 
-    def check_unchanged(self, name: str) -> None:
-        if self.view.tobytes() != self.array.tobytes():
+    def bring_back(self, name: str) -> None:
+        """Copy the elements back if kernels may write to them, and check that nothing else was written."""
+        if self.writable:
+            self.array[...] = self.view
+        elif self.view.tobytes() != self.array.tobytes():
             raise Fault(f"{name} is const, and the kernel wrote to it")
-
-    def copy_back(self, name: str) -> None:
-        self.array[...] = self.view
         self.view[...] = poison(self.array.dtype)
         touched = np.flatnonzero(self.memory != POISON)
         if touched.size:

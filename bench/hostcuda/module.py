@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-POINTER_TO_CONST, POINTER = 1, 2
-"""Kinds of parameters: Parameter.pointer."""
-
-ELEMENT, KNOWN, ONCE, WRITTEN = 1, 2, 4, 8
+ELEMENT, KNOWN, ONCE = 1, 2, 4
 """Flags of a byte: Array.flags."""
 
 
 class Parameter(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_uint32), ("pointer", ctypes.c_uint32))
+    _fields_ = (("size", ctypes.c_uint32), ("is_pointer", ctypes.c_uint32))
 
 
 class Module(ctypes.Structure):
@@ -41,35 +38,52 @@ class Array(ctypes.Structure):
     )
 
 
-class Launch(ctypes.Structure):
+class _Launch(ctypes.Structure):
     _fields_ = (
         ("module", ctypes.POINTER(Module)),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("seed", ctypes.c_uint64),
-        ("message", ctypes.c_void_p),
-        ("message_size", ctypes.c_uint32),
-        ("array_count", ctypes.c_uint32),
         ("arrays", ctypes.POINTER(Array)),
+        ("array_count", ctypes.c_uint32),
     )
 
 
-@dataclass(frozen=True)
+_one_at_a_time = threading.Lock()
+"""Lock of the launch, which the scheduler keeps in global variables."""
+
+
 class Kernel:
-    """A kernel in this process: its parameters, and the scheduler's library that runs it."""
+    """A kernel in this process, with the scheduler that runs it; both stay loaded as long as it lives."""
 
-    library: ctypes.CDLL
-    runtime: ctypes.CDLL
-    module: Any
-    parameters: tuple[Parameter, ...]
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.hostcuda_module.restype = ctypes.POINTER(Module)
+        self._module = self.library.hostcuda_module()
+        self.parameters = tuple(self._module.contents.parameters[: self._module.contents.parameter_count])
+        self.library.hostcuda_launch.restype = ctypes.c_char_p
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        values: Sequence[bytes],
+        arrays: Sequence[Array] = (),
+        seed: int = 0,
+    ) -> str:
+        """Launch as cuLaunchKernel would, with arguments as bytes; return what it did wrong.
+
+        An observed build checks accesses to the arrays. A seed other than zero shuffles the threads.
+        """
+        given, wanted = list(map(len, values)), [parameter.size for parameter in self.parameters]
+        if given != wanted:
+            return f"arguments have {given} bytes, and the kernel takes {wanted}"
+        kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
+        addresses = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
+        what = _Launch(self._module, addresses, grid, block, seed, (Array * len(arrays))(*arrays), len(arrays))
+        with _one_at_a_time:
+            return self.library.hostcuda_launch(ctypes.byref(what)).decode()
 
 
-@cache
-def load(path: Path, runtime: Path) -> Kernel:
-    """Load a kernel; its library stays loaded as long as the process lives."""
-    library = ctypes.CDLL(str(path))
-    library.hostcuda_module.restype = ctypes.POINTER(Module)
-    module = library.hostcuda_module()
-    parameters = tuple(module.contents.parameters[: module.contents.parameter_count])
-    return Kernel(library, ctypes.CDLL(str(runtime)), module, parameters)
+load = cache(Kernel)

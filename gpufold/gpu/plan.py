@@ -115,8 +115,6 @@ class Plan:
     """Whether an array for sums of weights comes after the window."""
     atomic_output: bool = False
     """Whether the kernel adds to output elements repeatedly, instead of writing each once."""
-    partial_output: bool = False
-    """Whether the kernel leaves some output elements unchanged, instead of writing each."""
     reads_output: bool = False
     """Whether the result depends on the previous values of the output."""
     shared_bytes: int = 0

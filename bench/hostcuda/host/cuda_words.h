@@ -67,11 +67,6 @@ template <typename Value, typename Operation>
     return old;
 }
 
-template <typename Value, typename... Among> constexpr bool is_one_of = (std::is_same_v<Value, Among> || ...);
-template <typename Value>
-constexpr bool can_add = is_one_of<Value, int, unsigned, unsigned long long, float, double, __half, __half2,
-                                   __nv_bfloat16, __nv_bfloat162>;
-
 template <typename Value> Value shuffle_value(unsigned mask, Value value, int source, int line)
 {
     static_assert(sizeof(Value) <= 8, "a shuffle moves at most 8 bytes");
@@ -136,17 +131,15 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
     return __ballot_sync(mask, !predicate, line) == 0;
 }
 
-// Atomic operations, for the types that CUDA has them for
+// Atomic operations
 
 template <typename Value> __forceinline__ Value atomicAdd(Value* address, std::common_type_t<Value> value)
 {
-    static_assert(hostcuda::can_add<Value>, "CUDA has no atomicAdd of this type");
     return hostcuda::atomic(address, [=](Value old) { return Value(old + value); });
 }
 
 template <typename Value> __forceinline__ Value atomicOr(Value* address, std::common_type_t<Value> value)
 {
-    static_assert(hostcuda::is_one_of<Value, int, unsigned, unsigned long long>, "CUDA has no such atomicOr");
     return hostcuda::atomic(address, [=](Value old) { return old | value; });
 }
 

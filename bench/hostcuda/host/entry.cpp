@@ -13,19 +13,10 @@ extern "C" char _end[] __attribute__((visibility("hidden")));
 
 namespace hostcuda {
 
-template <typename Argument> constexpr Parameter describe()
-{
-    if constexpr (std::is_pointer_v<Argument>) {
-        return {sizeof(Argument), std::is_const_v<std::remove_pointer_t<Argument>> ? 1u : 2u};
-    } else {
-        return {sizeof(Argument), 0};
-    }
-}
-
 template <auto kernel> struct Kernel;
 
 template <typename... Arguments, void (*kernel)(Arguments...)> struct Kernel<kernel> {
-    static constexpr Parameter parameters[] = {describe<Arguments>()...};
+    static constexpr Parameter parameters[] = {{sizeof(Arguments), std::is_pointer_v<Arguments>}...};
 
     static void call(void** arguments) { call(arguments, std::index_sequence_for<Arguments...>()); }
 
@@ -45,3 +36,15 @@ extern "C" __attribute__((visibility("default"))) const hostcuda::Module* hostcu
 {
     return &hostcuda::Kernel<&HOSTCUDA_SYMBOL>::module;
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+// The process was there before its sanitizers. Neither leaks nor the places of stacks matter.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options()
+{
+    return "verify_asan_link_order=0:detect_leaks=0:quarantine_size_mb=16";
+}
+extern "C" __attribute__((visibility("default"))) const char* __ubsan_default_options()
+{
+    return "print_stacktrace=1";
+}
+#endif

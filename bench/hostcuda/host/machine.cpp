@@ -82,8 +82,6 @@ struct MachineLaunch {
     const char* constants;
     const Array* arrays;
     Counters* counters;
-    char* message;
-    uint32_t message_size;
 };
 
 namespace {
@@ -841,11 +839,13 @@ extern "C" const char* hostcuda_machine_operations()
 #undef HOSTCUDA_NAME
 }
 
-extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
+// Returns what a thread did wrong; nothing if all is right.
+extern "C" const char* hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
 {
     using namespace hostcuda;
+    static char message[1024];
     launch = what;
-    what->message[0] = 0;
+    message[0] = 0;
     *what->counters = {};
     shared_memory.assign(what->shared_bytes, 0);
     uint32_t block[3] = {};
@@ -859,7 +859,8 @@ extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
             run_block(block);
         }
     } catch (const std::exception& error) {
-        snprintf(what->message, what->message_size, "block (%u, %u, %u): %s", block[0], block[1], block[2],
+        snprintf(message, sizeof message, "block (%u, %u, %u): %s", block[0], block[1], block[2],
                  error.what());
     }
+    return message;
 }

@@ -6,8 +6,8 @@
 namespace hostcuda {
 
 struct Parameter {
-    uint32_t size;    // of the value, or of a pointer
-    uint32_t pointer; // 0: a value, 1: a pointer to const, 2: a pointer to what the kernel writes
+    uint32_t size; // of the value, or of a pointer
+    uint32_t is_pointer;
 };
 
 struct Module {
@@ -24,9 +24,9 @@ struct Array {
     char* begin; // of the front guard
     char* end;   // of the back guard
     uint32_t argument;
-    uint32_t writable;
-    char* first;    // byte of the array, from which messages count
-    uint8_t* flags; // per byte from begin
+    uint32_t writable; // whether kernels may write to it
+    char* first;       // byte of the array, from which messages count
+    uint8_t* flags;    // per byte from begin
 };
 
 // Flags of a byte: whether it is in an element, whether it was ever written, and whether this launch may
@@ -39,10 +39,8 @@ struct Launch {
     uint32_t grid[3];
     uint32_t block[3];
     uint64_t seed; // 0: threads run in order; else they are shuffled by it
-    char* message; // of the fault, empty if there was none
-    uint32_t message_size;
-    uint32_t array_count;
     const Array* arrays;
+    uint32_t array_count;
 };
 
 } // namespace hostcuda

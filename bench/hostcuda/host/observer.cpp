@@ -3,8 +3,8 @@
 // The thread sanitizer's own runtime is not linked. An access is checked: inside its array? written once?
 // scratch and shared memory initialised? ordered by a barrier after conflicting accesses? Accesses to a
 // thread's own stack do not count: they would be registers on a GPU.
+#include <algorithm>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "cuda_words.h"
@@ -68,12 +68,8 @@ struct Parties {
 struct SharedByte {
     uint32_t block; // that wrote it last
     Party writer;
-    Parties readers, adders;
+    Parties readers;
 };
-
-std::vector<SharedByte> shared_bytes;
-uint32_t block_number; // from 1
-std::minstd_rand preemption;
 
 uint32_t code_offset(const void* site)
 {
@@ -82,35 +78,31 @@ uint32_t code_offset(const void* site)
 
 void check_shared(const char* address, int size, Kind kind, uint32_t code)
 {
-    if (launch->seed && preemption() % 8 == 0)
-        yield();
+    static std::vector<SharedByte> shared_bytes; // what other launches left is of other blocks and steps
+    const std::size_t most = launch->module->shared_end - launch->module->shared_begin;
+    shared_bytes.resize(std::max(shared_bytes.size(), most));
     const Position now = position();
     for (const char* byte = address; byte < address + size; ++byte) {
-        SharedByte& shared = shared_bytes[byte - launch->module->shared_begin];
         const long offset = byte - launch->module->shared_begin;
-        if (kind != Kind::store && shared.block != block_number) {
-            fault("thread %u of block (%u, %u, %u) reads shared memory that nobody wrote, byte %ld, at {%x}",
-                  now.thread, blockIdx.x, blockIdx.y, blockIdx.z, offset, code);
+        SharedByte& shared = shared_bytes[offset];
+        if (kind != Kind::store && shared.block != now.block) {
+            fault("thread %u reads shared memory that nobody wrote, byte %ld, at {%x}", now.thread, offset,
+                  code);
         }
         const Party* other = shared.writer.unordered(now) ? &shared.writer : nullptr;
-        if (!other && kind != Kind::atomic)
-            other = shared.adders.unordered(now);
         if (!other && kind != Kind::load)
             other = shared.readers.unordered(now);
         if (other) {
             fault(
-                "race on shared memory: thread %u of block (%u, %u, %u) %s byte %ld at {%x}, and no barrier "
-                "lies between this and warp %u's access at {%x}",
-                now.thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], offset, code, other->warp,
-                other->code);
+                "race on shared memory: thread %u %s byte %ld at {%x}, and no barrier lies between this and "
+                "warp %u's access at {%x}",
+                now.thread, kVerb[int(kind)], offset, code, other->warp, other->code);
         }
-        if (kind == Kind::load)
+        if (kind == Kind::load) {
             shared.readers.join(now, code);
-        if (kind == Kind::atomic)
-            shared.adders.join(now, code);
-        if (kind == Kind::store) {
+        } else {
             shared.writer.join(now, code);
-            shared.block = block_number;
+            shared.block = now.block;
         }
     }
 }
@@ -133,26 +125,23 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
     for (const char* byte = address; byte < address + size; ++byte) {
         uint8_t& flags = array.flags[byte - array.begin];
         if (byte >= array.end || !(flags & kElement)) {
-            fault("thread %u of block (%u, %u, %u) %s argument %u outside its elements, %d bytes at byte "
+            fault("thread %u %s argument %u outside its elements, %d bytes at byte "
                   "%ld, at {%x}",
-                  thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], array.argument, size,
-                  long(address - array.first), code);
+                  thread, kVerb[int(kind)], array.argument, size, long(address - array.first), code);
         }
         if (kind != Kind::store && !(flags & kKnown)) {
-            fault("thread %u of block (%u, %u, %u) %s byte %ld of argument %u, which nobody wrote, at {%x}",
-                  thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], long(byte - array.first),
-                  array.argument, code);
+            fault("thread %u %s byte %ld of argument %u, which nobody wrote, at {%x}", thread,
+                  kVerb[int(kind)], long(byte - array.first), array.argument, code);
         }
         if (kind == Kind::load)
             continue;
         if (!array.writable) {
-            fault("thread %u of block (%u, %u, %u) writes to argument %u, which is const, at {%x}", thread,
-                  blockIdx.x, blockIdx.y, blockIdx.z, array.argument, code);
+            fault("thread %u writes to argument %u, which is const, at {%x}", thread, array.argument, code);
         }
         if (flags & kOnce && flags & kWritten) {
-            fault("thread %u of block (%u, %u, %u) writes byte %ld of argument %u, which was written before, "
+            fault("thread %u writes byte %ld of argument %u, which was written before, "
                   "at {%x}",
-                  thread, blockIdx.x, blockIdx.y, blockIdx.z, long(byte - array.first), array.argument, code);
+                  thread, long(byte - array.first), array.argument, code);
         }
         flags |= kKnown | kWritten;
     }
@@ -182,8 +171,7 @@ void access(const void* pointer, int size, Kind kind, const void* site)
         kind == Kind::load && address >= module.image_begin && address < module.shared_begin;
     if (own_data || constant)
         return;
-    fault("thread %u of block (%u, %u, %u) %s memory that belongs to no array, at {%x}", now.thread,
-          blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], code);
+    fault("thread %u %s memory that belongs to no array, at {%x}", now.thread, kVerb[int(kind)], code);
 }
 
 } // namespace
@@ -191,19 +179,6 @@ void access(const void* pointer, int size, Kind kind, const void* site)
 void observe_atomic(void* address, int size, void* site)
 {
     access(address, size, Kind::atomic, site);
-}
-
-void observe_launch()
-{
-    const Module& module = *launch->module;
-    shared_bytes.assign(module.shared_end - module.shared_begin, SharedByte{});
-    block_number = 0;
-    preemption.seed(launch->seed % 2147483646 + 1);
-}
-
-void observe_block()
-{
-    ++block_number;
 }
 
 } // namespace hostcuda

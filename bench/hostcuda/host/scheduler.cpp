@@ -1,8 +1,7 @@
 // Runs a kernel block by block, thread by thread, on one CPU core.
 //
-// A thread that never waits is a plain function call. A thread that waits at a barrier is a fiber and keeps
-// its stack; the next thread starts on another stack. A barrier opens when each of its threads has reached it
-// or returned. Threads take turns at barriers only, in order or shuffled by a seed.
+// A thread that waits at a barrier keeps its stack while others run on theirs. A barrier opens when each of its
+// threads has reached it or returned. Threads take turns at barriers only, in order or shuffled by a seed.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdarg>
@@ -14,14 +13,9 @@
 #include <vector>
 
 #include <ucontext.h>
-#include <unistd.h>
 
 #include "cuda_words.h"
 #include "scheduler.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -34,24 +28,17 @@ namespace {
 
 constexpr std::size_t kStackSize = 256 * 1024; // only the pages that a kernel touches become real
 
-// A stack that threads run on, one after the other.
-struct Fiber {
-    jmp_buf resume;
-    std::unique_ptr<char[]> stack{new char[kStackSize]};
-    void* sanitizer_stack = nullptr;
-    bool started = false;
-};
-
-enum class State { fresh, ready, waits_for_warp, waits_for_block, done };
+enum class State { ready, waits_for_warp, waits_for_block, done };
 
 struct Thread {
     State state;
-    Fiber* fiber;
     int line;       // of the barrier it waits at
     unsigned mask;  // of the warp barrier it waits at
     bool orders;    // whether that barrier orders accesses to memory
     uint64_t value; // that it brings there
     unsigned lanes; // that met there
+    jmp_buf resume;
+    std::unique_ptr<char[]> stack; // the same in every block
 };
 
 struct Warp {
@@ -64,115 +51,62 @@ struct Warp {
 std::vector<Thread> threads;
 std::vector<Warp> warps;
 std::vector<uint32_t> order; // in which threads get their turn
-std::size_t place;           // in that order
 uint32_t current;            // thread
+uint32_t block_number;
 uint32_t block_step;
-
-std::vector<std::unique_ptr<Fiber>> all_fibers;
-std::vector<Fiber*> idle_fibers;
-Fiber* running;
 jmp_buf scheduler;
 jmp_buf abandon;
-const void* scheduler_stack;
-std::size_t scheduler_stack_size;
+char message[4096]; // of the fault, empty if there was none
 
-// AddressSanitizer must know which stack is in use; `own` keeps its state of the stack that is left.
-void leave(void** own, const void* stack, std::size_t size)
+// Ends the turn of the thread that runs now, until its next one.
+void stop(State state)
 {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(own, stack, size);
-#endif
-}
-
-void arrive(void* own, const void** left_stack, std::size_t* left_size)
-{
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(own, left_stack, left_size);
-#endif
-}
-
-void enter(uint32_t thread)
-{
-    current = thread;
-    threadIdx.x = thread % blockDim.x;
-    threadIdx.y = thread / blockDim.x % blockDim.y;
-    threadIdx.z = thread / blockDim.x / blockDim.y;
-}
-
-void to_scheduler()
-{
-    Fiber* const fiber = running;
-    leave(&fiber->sanitizer_stack, scheduler_stack, scheduler_stack_size);
-    if (!_setjmp(fiber->resume))
+    threads[current].state = state;
+    if (!_setjmp(threads[current].resume))
         _longjmp(scheduler, 1);
-    arrive(fiber->sanitizer_stack, nullptr, nullptr);
 }
 
-// The main function of a fiber: the thread whose turn it is, and the following ones that have not started.
-void fiber_main()
+// The main function of a stack: its thread of one block after the other.
+void run_thread()
 {
-    arrive(nullptr, &scheduler_stack, &scheduler_stack_size);
     for (;;) {
-        for (;;) {
-            enter(order[place]);
-            launch->module->call(launch->arguments);
-            threads[current].state = State::done;
-            if (place + 1 == order.size() || threads[order[place + 1]].state != State::fresh)
-                break;
-            threads[order[++place]].fiber = running;
-        }
-        idle_fibers.push_back(running);
-        to_scheduler();
+        launch->module->call(launch->arguments);
+        stop(State::done);
     }
 }
 
-Fiber* idle_fiber()
+// Runs a thread until it waits or returns.
+void take_turn(uint32_t number)
 {
-    if (idle_fibers.empty()) {
-        all_fibers.push_back(std::make_unique<Fiber>());
-        return all_fibers.back().get();
-    }
-    Fiber* const fiber = idle_fibers.back();
-    idle_fibers.pop_back();
-    return fiber;
-}
-
-// Runs the thread whose turn it is until it waits or returns.
-void take_turn()
-{
-    Thread& thread = threads[order[place]];
-    if (thread.state == State::fresh)
-        thread.fiber = idle_fiber();
-    running = thread.fiber;
-    enter(order[place]);
-    void* own_stack = nullptr;
-    leave(&own_stack, running->stack.get(), kStackSize);
-    if (!_setjmp(scheduler)) {
-        if (running->started)
-            _longjmp(running->resume, 1);
-        running->started = true;
-        static ucontext_t first;
-        getcontext(&first);
-        first.uc_stack.ss_sp = running->stack.get();
-        first.uc_stack.ss_size = kStackSize;
-        makecontext(&first, fiber_main, 0);
-        setcontext(&first);
-    }
-    arrive(own_stack, nullptr, nullptr);
+    Thread& thread = threads[number];
+    current = number;
+    threadIdx.x = number % blockDim.x;
+    threadIdx.y = number / blockDim.x % blockDim.y;
+    threadIdx.z = number / blockDim.x / blockDim.y;
+    if (_setjmp(scheduler))
+        return;
+    if (thread.stack)
+        _longjmp(thread.resume, 1);
+    thread.stack.reset(new char[kStackSize]);
+    static ucontext_t first;
+    getcontext(&first);
+    first.uc_stack.ss_sp = thread.stack.get();
+    first.uc_stack.ss_size = kStackSize;
+    makecontext(&first, run_thread, 0);
+    setcontext(&first);
 }
 
 void wait(State state, int line)
 {
-    threads[current].state = state;
     threads[current].line = line;
-    to_scheduler();
+    stop(state);
 }
 
 // Opens the barrier that a thread waits at, if all threads that it names and that have not returned wait
 // there.
 bool open_barrier(uint32_t waiting)
 {
-    const Thread first = threads[waiting];
+    const Thread& first = threads[waiting];
     const bool of_warp = first.state == State::waits_for_warp;
     const uint32_t begin = of_warp ? waiting / 32 * 32 : 0, count = uint32_t(threads.size());
     static std::vector<uint32_t> named;
@@ -190,8 +124,8 @@ bool open_barrier(uint32_t waiting)
     for (const uint32_t number : named) {
         Thread& thread = threads[number];
         if (thread.line != first.line) {
-            fault("block (%u, %u, %u): a thread waits at the barrier of line %d, another at that of line %d",
-                  blockIdx.x, blockIdx.y, blockIdx.z, first.line, thread.line);
+            fault("a thread waits at the barrier of line %d, another at that of line %d", first.line,
+                  thread.line);
         }
         thread.state = State::ready;
         thread.lanes = lanes;
@@ -201,49 +135,51 @@ bool open_barrier(uint32_t waiting)
     return true;
 }
 
+// Opens the barriers of warps that all their threads wait at or, if there is none, that of the block.
+void open_barriers()
+{
+    bool opened = false;
+    for (uint32_t number = 0; number < threads.size(); ++number) {
+        if (threads[number].state == State::waits_for_warp)
+            opened |= open_barrier(number);
+    }
+    const auto is_live = [](const Thread& thread) { return thread.state != State::done; };
+    const auto live = std::find_if(threads.begin(), threads.end(), is_live) - threads.begin();
+    if (opened || open_barrier(uint32_t(live)))
+        return;
+    int lines[2] = {0, 0};
+    for (const Thread& thread : threads) {
+        if (is_live(thread))
+            lines[thread.state == State::waits_for_warp] = thread.line;
+    }
+    fault("threads wait for ever: some at the warp barrier of line %d, some at the block "
+          "barrier of line %d",
+          lines[1], lines[0]);
+}
+
 void run_block(std::minstd_rand& random)
 {
     // Shared memory starts as garbage on a GPU; nothing of the block before may help this one.
     memset(launch->module->shared_begin, 0xff, launch->module->shared_end - launch->module->shared_begin);
     for (Thread& thread : threads)
-        thread = {State::fresh};
+        thread.state = State::ready;
+    ++block_number;
     ++block_step;
-    observe_block();
     for (;;) {
         if (launch->seed)
             std::shuffle(order.begin(), order.end(), random);
-        for (place = 0; place < order.size(); ++place) {
-            const State state = threads[order[place]].state;
-            if (state == State::fresh || state == State::ready)
-                take_turn();
+        for (const uint32_t number : order) {
+            if (threads[number].state == State::ready)
+                take_turn(number);
         }
-        bool finished = true, ready = false;
-        for (const Thread& thread : threads) {
-            finished &= thread.state == State::done;
-            ready |= thread.state == State::ready;
-        }
-        if (finished)
+        const auto count = [](State state) {
+            return std::count_if(threads.begin(), threads.end(),
+                                 [=](const Thread& thread) { return thread.state == state; });
+        };
+        if (count(State::done) == long(threads.size()))
             return;
-        if (ready)
-            continue;
-        bool opened = false;
-        for (uint32_t number = 0; number < threads.size(); ++number) {
-            if (threads[number].state == State::waits_for_warp)
-                opened |= open_barrier(number);
-        }
-        const auto is_live = [](const Thread& thread) { return thread.state != State::done; };
-        const auto live = std::find_if(threads.begin(), threads.end(), is_live) - threads.begin();
-        if (!opened && !open_barrier(uint32_t(live))) {
-            int lines[2] = {0, 0};
-            for (const Thread& thread : threads) {
-                if (thread.state != State::done)
-                    lines[thread.state == State::waits_for_warp] = thread.line;
-            }
-            fault(
-                "block (%u, %u, %u): threads wait for ever: some at the warp barrier of line %d, some at the "
-                "block barrier of line %d",
-                blockIdx.x, blockIdx.y, blockIdx.z, lines[1], lines[0]);
-        }
+        if (!count(State::ready))
+            open_barriers();
     }
 }
 
@@ -288,32 +224,25 @@ unsigned ballot(unsigned mask, bool vote, int line)
 
 Position position()
 {
-    const char* const stack = running->stack.get();
-    return {current, block_step, warps[current / 32].step, stack, stack + kStackSize};
-}
-
-void yield()
-{
-    threads[current].state = State::ready;
-    to_scheduler();
+    const char* const stack = threads[current].stack.get();
+    return {current, block_number, block_step, warps[current / 32].step, stack, stack + kStackSize};
 }
 
 void fault(const char* format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(launch->message, launch->message_size, format, arguments);
+    const int start =
+        snprintf(message, sizeof message, "block (%u, %u, %u): ", blockIdx.x, blockIdx.y, blockIdx.z);
+    vsnprintf(message + start, sizeof message - start, format, arguments);
     va_end(arguments);
-#if defined(__SANITIZE_ADDRESS__)
-    fprintf(stderr, "%s\n", launch->message);
-    _exit(1);
-#endif
     _longjmp(abandon, 1);
 }
 
 } // namespace hostcuda
 
-extern "C" void hostcuda_launch(const hostcuda::Launch* what)
+// Returns what a thread did wrong; nothing if all is right.
+extern "C" const char* hostcuda_launch(const hostcuda::Launch* what)
 {
     using namespace hostcuda;
     launch = what;
@@ -323,16 +252,15 @@ extern "C" void hostcuda_launch(const hostcuda::Launch* what)
     warps.assign((threads.size() + 31) / 32, Warp{});
     order.resize(threads.size());
     std::iota(order.begin(), order.end(), 0);
-    what->message[0] = 0;
-    if (_setjmp(abandon)) { // the fibers hold unfinished threads
-        all_fibers.clear();
-        idle_fibers.clear();
-        return;
+    message[0] = 0;
+    if (_setjmp(abandon)) {
+        threads.clear(); // whose stacks hold unfinished calls
+        return message;
     }
-    observe_launch();
     std::minstd_rand random(what->seed % 2147483646 + 1);
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
                 run_block(random);
+    return message;
 }

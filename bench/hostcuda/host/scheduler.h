@@ -8,6 +8,7 @@ namespace hostcuda {
 // The thread that runs now, and how far it has come.
 struct Position {
     uint32_t thread;     // of its block
+    uint32_t block;      // from 1, counted in all launches
     uint32_t block_step; // grows with every block and every barrier of a block
     uint32_t warp_step;  // grows with every barrier of the thread's warp that orders memory
     const char* stack_begin;
@@ -17,18 +18,7 @@ Position position();
 
 extern const Launch* launch;
 
-// Ends the launch. The kernel's code addresses go into the message as {%zx}, from code_offset.
+// Ends the launch, of whose block a message says where it was. The kernel's code addresses go into the message as {%zx}, from code_offset.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
-
-// Lets the other threads run first; called from inside a kernel.
-void yield();
-
-#if HOSTCUDA_OBSERVED
-void observe_launch();
-void observe_block();
-#else
-inline void observe_launch() {}
-inline void observe_block() {}
-#endif
 
 } // namespace hostcuda

@@ -1,9 +1,9 @@
 // Half of the threads wait at a barrier, the others at another: never on a GPU, please.
-extern "C" __global__ void divergent(float* __restrict__ output)
+extern "C" __global__ void divergent(const float* __restrict__ input, float* __restrict__ output, const int)
 {
     if (threadIdx.x % 2)
         ONE;
     else
         OTHER;
-    output[threadIdx.x] = 1;
+    output[threadIdx.x] = input[threadIdx.x];
 }

@@ -1,12 +1,11 @@
-// Gives each thread of a block the element of the thread DISTANCE further on, and then stores the next
+// Gives each thread of a block the element of the thread `distance` further on, and then stores the next
 // elements where the first were: the barrier between these two must name all threads whose elements are
 // exchanged.
 //
 //   input   (2, threads)   read
 //   output  (threads, )    written, each element once
-constexpr int distance = DISTANCE;
-
-extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output)
+extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output,
+                                  const int distance)
 {
     __shared__ float elements[256];
     const int thread = threadIdx.x, threads = blockDim.x;

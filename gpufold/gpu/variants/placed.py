@@ -146,7 +146,6 @@ def placed_plan(
         takes_window=True,
         takes_weight_out=problem.weight_out is not None,
         atomic_output=variant == "atomic",
-        partial_output=not takes,
         reads_output=not takes,
     )
 
