@@ -55,7 +55,16 @@ POOLS_OF_DEVICES = True
 BANNER = "a stand-in for CuPy over the host build: no GPU ran"
 
 _lock = threading.RLock()
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What is current in a thread."""
+
+    def __init__(self):
+        self.device, self.allocator, self.streams, self.hooks = 0, None, [], {}
+
+
+_thread = _Thread()
 
 
 class Misuse(AssertionError):
@@ -94,7 +103,7 @@ class OutOfMemoryError(MemoryError):
 
 
 def get_device():
-    return getattr(_thread, "device", 0)
+    return _thread.device
 
 
 class Device:
@@ -112,11 +121,6 @@ class Device:
 
     def __eq__(self, other):
         return isinstance(other, Device) and self.id == other.id
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"<CUDA Device {self.id}>"
 
     def synchronize(self):
         """Do all queued work of the device."""
@@ -196,11 +200,11 @@ class Stream:
         return ForeignStream(foreign.__cuda_stream__()[1])
 
     def __enter__(self):
-        _streams().append((get_device(), self))
+        _thread.streams.append((get_device(), self))
         return self
 
     def __exit__(self, *_):
-        _streams().pop()
+        _thread.streams.pop()
 
     def _device(self):
         return get_device() if self.device_id == -1 else self.device_id
@@ -250,12 +254,8 @@ def get_elapsed_time(start_event, end_event):
     return 1e3 * (end_event.seconds - start_event.seconds)
 
 
-def _streams():
-    return _thread.__dict__.setdefault("streams", [])
-
-
 def get_current_stream():
-    return next((stream for device, stream in reversed(_streams()) if device == get_device()), Stream.null)
+    return next((stream for device, stream in reversed(_thread.streams) if device == get_device()), Stream.null)
 
 
 class Graph:
@@ -341,7 +341,7 @@ class PooledMemory:
                 _queue(lambda: chunk, self._stream, self.device_id)
             if self._pool is not None:
                 self._pool._used[self.device_id] -= self.size
-                for hook in _hooks().values():
+                for hook in _thread.hooks.values():
                     hook.free_postprocess(mem_size=self.size)
 
 
@@ -349,10 +349,6 @@ class MemoryPointer:
     def __init__(self, mem, offset):
         self.mem, self.device_id = mem, mem.device_id
         self.ptr = mem.ptr + offset
-
-    @property
-    def device(self):
-        return Device(self.device_id)
 
     def __add__(self, offset):
         return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
@@ -374,7 +370,7 @@ class MemoryPool:
 
     def malloc(self, size):
         rounded = -(-size // UNIT) * UNIT
-        for hook in _hooks().values():
+        for hook in _thread.hooks.values():
             hook.malloc_preprocess(size=size)
         if not rounded:
             return MemoryPointer(Memory(0), 0)
@@ -384,7 +380,7 @@ class MemoryPool:
                 raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
             memory = PooledMemory(rounded, get_current_stream(), self)
         finally:
-            for hook in _hooks().values():
+            for hook in _thread.hooks.values():
                 hook.malloc_postprocess(size=size, mem_size=rounded, mem_ptr=memory.ptr if memory else 0)
         return MemoryPointer(memory, 0)
 
@@ -404,11 +400,11 @@ class MemoryHook:
     name = "MemoryHook"
 
     def __enter__(self):
-        _hooks()[self.name] = self
+        _thread.hooks[self.name] = self
         return self
 
     def __exit__(self, *_):
-        del _hooks()[self.name]
+        del _thread.hooks[self.name]
 
     def malloc_preprocess(self, **kwargs):
         """Do nothing, as the others."""
@@ -416,15 +412,11 @@ class MemoryHook:
     malloc_postprocess = free_postprocess = malloc_preprocess
 
 
-def _hooks():
-    return _thread.__dict__.setdefault("hooks", {})
-
-
 _default_pool = MemoryPool()
 
 
 def alloc(size):
-    return (getattr(_thread, "allocator", None) or _default_pool.malloc)(size)
+    return (_thread.allocator or _default_pool.malloc)(size)
 
 
 def malloc_async(size):
@@ -433,7 +425,7 @@ def malloc_async(size):
 
 @contextmanager
 def using_allocator(allocator=None):
-    before = getattr(_thread, "allocator", None)
+    before = _thread.allocator
     _thread.allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
     try:
         yield
@@ -469,7 +461,7 @@ class ndarray:
 
     @property
     def device(self):
-        return self.data.device
+        return Device(self.data.device_id)
 
     @property
     def flags(self):
@@ -692,8 +684,6 @@ class ForeignStream(Stream):
 
 _lent_streams = {}
 """The device of a stream of another library, by its handle."""
-
-
 _lent = {}
 """Memory of other libraries: end and device by the first address."""
 
@@ -816,7 +806,6 @@ def cupy():
         streamIsCapturing=lambda handle: _stream_at(handle).is_capturing(),
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.used_bytes(), TOTAL_BYTES),
         streamCaptureModeGlobal=GLOBAL,
-        streamCaptureModeRelaxed=RELAXED,
         cudaDevAttrL2CacheSize=38,
         cudaDevAttrMaxSharedMemoryPerMultiprocessor=81,
         cudaDevAttrMemoryPoolsSupported=115,
@@ -892,14 +881,13 @@ def leave_out(config, items):
     of_each, most = defaultdict(list), config.getoption("--of-each")
     for item in items:
         of_each[getattr(item, "originalname", item.name)].append(item)
-        if reason := next((reason for name, reason in NOT_HERE.items() if name in item.name), None):
+        for reason in (reason for name, reason in NOT_HERE.items() if name in item.name):
             item.add_marker(pytest.mark.skip(reason=reason))
     if most is not None:
         chosen = []
         for name, problems in of_each.items():
-            count = len(problems) if name in ALL_OF else most
-            places = {number * (len(problems) - 1) // max(1, count - 1) for number in range(count)}
-            chosen += [problems[place] for place in sorted(places)]
+            last, count = len(problems) - 1, len(problems) if name in ALL_OF else most
+            chosen += [problems[place] for place in np.unique(np.linspace(0, last, count).astype(int))]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
 
