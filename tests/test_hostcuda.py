@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def sample_plan(symbol, input, output, parameters=bytes(4), threads=256, blocks=None, **options):
+def sample_plan(symbol, input, output, parameters=bytes(4), threads=256, blocks=None, defines=(), **options):
     """Plan a sample kernel, one thread per element of the output unless told otherwise."""
     return Plan(
         operation="sample",
@@ -36,33 +35,30 @@ def sample_plan(symbol, input, output, parameters=bytes(4), threads=256, blocks=
         parameters=parameters,
         bytes_moved=input.nbytes + output.nbytes,
         reason="",
-        **{"block": (threads, 1, 1), "defines": ()} | options,
+        block=(threads, 1, 1),
+        defines=defines,
+        **options,
     )
 
 
 def run(mode, symbol, input, output, *given, seed=0, **options):
     """Run a sample kernel."""
-    hostcuda.run(
-        sample_plan(symbol, input, output, *given, **options), input, output, mode=mode, seed=seed, kernels=SAMPLES
-    )
+    plan = sample_plan(symbol, input, output, *given, **options)
+    hostcuda.run(plan, input, output, mode=mode, seed=seed, kernels=SAMPLES)
 
 
 # ---- what is right, and what is a fault
 
 
-def transpose(mode, width=32, seed=0, parameters=None, dropped=0):
-    """Transpose a matrix through shared memory, without one of two barriers where it is dropped."""
-    data, result = numbers(64, width), np.empty((width, 64), np.float32)
-    parameters = struct.pack("ii", *data.shape) if parameters is None else parameters
-    options = {"blocks": width // 32, "block": (32, 8, 1), "defines": (("DROPPED", str(dropped)),)}
-    run(mode, "transpose", data, result, parameters, seed=seed, **options)
+BLOCK, WARP, NONE = "__syncthreads()", "__syncwarp()", "(void)0"
+"""Barriers."""
+
+
+def rotate(mode, threads=64, distance=1, written=BLOCK, read=BLOCK, blocks=1, **options):
+    """Let each thread read what another one has written before a barrier, and write again after a second one."""
+    result, defines = np.empty((blocks, threads), np.float32), (("WRITTEN", written), ("READ", read))
+    run(mode, "rotate", numbers(2, threads), result, struct.pack("i", distance), threads, defines=defines, **options)
     return result
-
-
-def rotate(mode, threads, distance, barrier):
-    """Let each thread write what another one has read before a barrier."""
-    data, result = numbers(2, threads), np.empty(threads, np.float32)
-    run(mode, "rotate", data, result, struct.pack("i", distance), threads, defines=(("BARRIER", barrier),))
 
 
 def broadcast(mode, threads, keeper):
@@ -77,9 +73,9 @@ def store(mode, offset=0, blocks=8, defines=(), gaps=1):
     run(mode, "store", data, result, struct.pack("iii", 256, 32, offset), 32, blocks, defines=defines)
 
 
-def wide(mode, first):
-    """Copy words of four elements, from an element on."""
-    run(mode, "wide", numbers(516), np.empty(512, np.float32), struct.pack("i", first), 128, 1)
+def wide(mode, first=0, kind="i"):
+    """Copy words of four elements, from an element on, whose number is of a kind."""
+    run(mode, "wide", numbers(516), np.empty(512, np.float32), struct.pack(kind, first), 128, 1)
 
 
 def divergent(mode, one, other):
@@ -89,15 +85,18 @@ def divergent(mode, one, other):
 
 OBSERVED, PLACE = MODES[1:3], r"store\.cu:\d+"
 RACE = r"race on shared memory: thread \d+ {} byte.*rotate\.cu:"
+UNORDERED = r"(race on shared memory|nobody wrote).*rotate\.cu:1[135]"
 LATE = r"thread {} writes byte \d+ at broadcast\.cu"
 FAULTS = (
     # Thread 1 writes what thread 0 has read, or reads what it has written; within a warp, and between warps.
-    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, distance=1, barrier="(void)0")),
-    (RACE.format("reads"), OBSERVED[:1], partial(rotate, threads=32, distance=31, barrier="(void)0")),
-    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, distance=1, barrier="__any_sync(~0u, 1)")),
-    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, barrier="(void)0")),
-    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, barrier="__syncwarp()")),
-    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=96, barrier="__syncwarp()")),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, read=NONE)),
+    (RACE.format("reads"), OBSERVED[:1], partial(rotate, threads=32, distance=31, read=NONE)),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=32, read="__any_sync(~0u, 1)")),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, read=NONE)),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=32, read=WARP)),
+    (RACE.format("writes"), OBSERVED[:1], partial(rotate, threads=128, distance=96, read=WARP)),
+    *((UNORDERED, OBSERVED, partial(rotate, distance=each, seed=each, written=NONE)) for each in (1, 63)),
+    *((UNORDERED, OBSERVED, partial(rotate, distance=each, seed=each, read=NONE)) for each in (1, 63)),
     (LATE.format(0), OBSERVED[:1], partial(broadcast, threads=64, keeper=0)),
     (LATE.format(40), OBSERVED[:1], partial(broadcast, threads=96, keeper=40)),
     (LATE.format(127), OBSERVED[:1], partial(broadcast, threads=128, keeper=127)),
@@ -107,15 +106,12 @@ FAULTS = (
     (f"belongs to no array, at {PLACE}", OBSERVED, partial(store, offset=1 << 28)),
     (f"written before.*{PLACE}", OBSERVED, partial(store, blocks=9)),
     (r"wide\.cu.*misaligned", ("sanitized",), partial(wide, first=1)),
-    ("wait for ever", MODES, partial(divergent, one="__syncthreads()", other="__syncwarp()")),
+    ("wait for ever", MODES, partial(divergent, one=BLOCK, other=WARP)),
     *(
         ("line 5, another at that of line 7|line 7, .* 5", MODES, partial(divergent, one=each, other=each))
-        for each in ("__syncthreads()", "__syncwarp()")
+        for each in (BLOCK, WARP)
     ),
-    *(
-        ("argument", ("plain", "sanitized"), partial(transpose, parameters=parameters))
-        for parameters in (struct.pack("i", 32), struct.pack("iii", 32, 32, 0))
-    ),
+    *(("arguments have", ("plain", "sanitized"), partial(wide, kind=kind)) for kind in "hq"),
 )
 
 
@@ -126,21 +122,8 @@ def test_a_fault_is_reported(match, modes, faulty):
             faulty(mode)
 
 
-@pytest.mark.parametrize("mode", OBSERVED)
-@pytest.mark.parametrize("dropped", [1, 2])
-def test_a_missing_barrier_is_reported_whatever_the_order(dropped, mode):
-    text = (SAMPLES / "transpose.cu").read_text().splitlines()
-    for seed in range(3):
-        with pytest.raises(hostcuda.Fault, match=r"(race on shared memory|nobody wrote).*transpose\.cu:\d+") as fault:
-            transpose(mode, seed=seed, dropped=dropped)
-        lines = re.findall(r"transpose\.cu:(\d+)", str(fault.value))
-        assert all("tile[" in text[int(line) - 1] for line in lines)
-
-
 def test_shared_memory_starts_as_garbage_in_every_block():
-    result = transpose("plain", width=64, dropped=1)
-    assert np.isnan(result[:32]).any()
-    assert np.isnan(result[32:]).any()
+    assert np.isnan(rotate("plain", written=NONE, blocks=2)).any(axis=1).all()
 
 
 @pytest.mark.parametrize("mode", OBSERVED)

@@ -80,9 +80,7 @@ void take_turn(uint32_t number)
 {
     Thread& thread = threads[number];
     current = number;
-    threadIdx.x = number % blockDim.x;
-    threadIdx.y = number / blockDim.x % blockDim.y;
-    threadIdx.z = number / blockDim.x / blockDim.y;
+    threadIdx.x = number; // kernels have blocks of one axis
     if (_setjmp(scheduler))
         return;
     if (thread.stack)
@@ -248,7 +246,7 @@ extern "C" const char* hostcuda_launch(const hostcuda::Launch* what)
     launch = what;
     blockDim = dim3(what->block[0], what->block[1], what->block[2]);
     gridDim = dim3(what->grid[0], what->grid[1], what->grid[2]);
-    threads.resize(std::size_t(blockDim.x) * blockDim.y * blockDim.z);
+    threads.resize(blockDim.x);
     warps.assign((threads.size() + 31) / 32, Warp{});
     order.resize(threads.size());
     std::iota(order.begin(), order.end(), 0);

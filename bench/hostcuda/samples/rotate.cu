@@ -1,19 +1,18 @@
 // Gives each thread of a block the element of the thread `distance` further on, and then stores the next
-// elements where the first were: the barrier between these two must name all threads whose elements are
-// exchanged.
+// elements where the first were: barriers must name all threads whose elements are exchanged.
 //
-//   input   (2, threads)   read
-//   output  (threads, )    written, each element once
+//   input   (2, threads)        read
+//   output  (blocks, threads)   written, each element once
 extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output,
                                   const int distance)
 {
     __shared__ float elements[256];
     const int thread = threadIdx.x, threads = blockDim.x;
     elements[thread] = input[thread];
-    __syncthreads();
+    WRITTEN; // a barrier, as READ
     const float first = elements[(thread + distance) % threads];
-    BARRIER;
+    READ;
     elements[thread] = input[threads + thread];
     __syncthreads();
-    output[thread] = first + elements[(thread + distance) % threads];
+    output[blockIdx.x * threads + thread] = first + elements[(thread + distance) % threads];
 }
