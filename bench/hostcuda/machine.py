@@ -30,7 +30,7 @@ from .memory import Fault, NDArray
 from .module import Array
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
-NEGATIVE, ABSOLUTE, INVERTED = 1, 2, 4
+NEGATIVE, INVERTED, OPPOSITE, ABSOLUTE = 1, 2, 4, 8
 ZERO_REGISTER, TRUE = 255, 7
 GLOBAL, SHARED, LOCAL = range(3)
 
@@ -169,7 +169,7 @@ ROWS = (
     ("DSETP", "dsetp", "rrggq", "compare 0 how"),
     ("SEL.64", "sel_wide", "dwwq", ""),
     ("SEL", "sel", "diiq", ""),
-    ("FSEL", "fsel", "dffq", ""),
+    ("FSEL", "sel", "dffq", ""),
     *((f"IMNMX.{bits}", "imnmx_wide", "rrdwwq", "S64") for bits in ("S64", "U64")),
     *((name, "imnmx", "dtiiq", "!U32 RELU") for name in ("IMNMX", "VIMNMX")),
     ("VIADDMNMX", "viaddmnmx", "dtiiiq", "!U32 RELU"),
@@ -194,7 +194,7 @@ ROWS = (
     ("FCHK", "fchk", "rff", ""),
     *((name, name.lower(), "dggq", "") for name in ("DADD", "DMUL")),
     ("DFMA", "dfma", "dgggq", ""),
-    ("HADD2.F32", "half_to_float", "dzi", ""),  # which adds a zero that changes nothing
+    ("HADD2.F32", "half_to_float", "dzu", ""),  # which adds a zero that changes nothing
     ("HFMA2", "mov", "dh", ""),  # which makes a constant of two halves, by adding them to zero
     ("F2F.F64.F32", "float_to_double", "df", ""),
     *((f"F2F.{half}.F32", "float_to_half", "d0f", "BF16") for half in ("F16", "BF16")),
@@ -365,9 +365,9 @@ class _Reader:
         if kind == "w" and (number := re.fullmatch(r"(-?)(0x[0-9a-f]+)", text)):
             high, low = divmod(int(number[2], 0), 1 << 32)  # extended by zeros, and negated after that
             return _Source(IMMEDIATE, 0, NEGATIVE if number[1] else 0, 0, low, high)
-        flags = NEGATIVE * text.startswith("-") | INVERTED * text.startswith("~")
-        bare = text.lstrip("-~")
-        if bare.startswith("|") and kind != "g":
+        sign = OPPOSITE if kind in "fg" else NEGATIVE
+        flags, bare = sign * text.startswith("-") | INVERTED * text.startswith("~"), text.lstrip("-~")
+        if bare.startswith("|") and kind in "fg":
             flags, bare = flags | ABSOLUTE, bare.replace("|", "")
         if found := re.fullmatch(r"(U?)R(\d+|Z)(?:\.(H0_H0|H1_H1|B[0-3]|F32|64|X\d+|U32))?", bare):
             part = {None: 0, "H1_H1": 16, "B1": 8, "B2": 16, "B3": 24}.get(found[3], 0)

@@ -19,7 +19,7 @@
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
-    X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
+    X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
     X(ld) X(st) X(red) X(ldc) X(bssy)                                                          \
@@ -39,7 +39,8 @@ constexpr uint32_t kLanes = 32, kAll = ~0u, kZeroRegister = 255, kTrue = 7, kLoc
 
 enum class From : uint8_t { nothing, vector, uniform, immediate, constant };
 
-constexpr uint8_t kNegative = 1, kAbsolute = 2, kInverted = 4; // flags of a source
+// Flags of a source: that of floats has a sign of its own.
+constexpr uint8_t kNegative = 1, kInverted = 2, kOpposite = 4, kAbsolute = 8;
 
 struct Source {
     uint8_t from, index, flags, part; // part: the first bit that counts
@@ -239,37 +240,24 @@ Words raw(const Warp& warp, const Source& source, uint32_t word = 0)
     }
 }
 
-template <typename Values> Values with_flags(const Values& values, uint8_t flags)
+template <typename Values> Values with_flags(Values values, uint8_t flags)
 {
-    const Values inverted = flags & kInverted ? ~values : values;
-    return flags & kNegative ? -inverted : inverted;
+    const Values sign = (Values{} + 1) << (8 * sizeof values[0] - 1);
+    values = flags & kAbsolute ? values & ~sign : values;
+    values = flags & kOpposite ? values ^ sign : values;
+    values = flags & kInverted ? ~values : values;
+    return flags & kNegative ? -values : values;
 }
 
-Words integers(const Warp& warp, const Source& source)
+// Integers, or the bits of floats.
+Words words(const Warp& warp, const Source& source)
 {
     return with_flags(raw(warp, source), source.flags);
 }
 
-// The bits of floats.
-Words floats(const Warp& warp, const Source& source)
-{
-    const uint32_t keep = source.flags & kAbsolute ? 0x7fffffff : kAll;
-    return (raw(warp, source) & keep) ^ (source.flags & kNegative ? 0x80000000 : 0);
-}
-
-Pairs raw_pairs(const Warp& warp, const Source& source)
-{
-    return as<Pairs>(raw(warp, source, 1)) << 32 | as<Pairs>(raw(warp, source));
-}
-
 Pairs pairs(const Warp& warp, const Source& source)
 {
-    return with_flags(raw_pairs(warp, source), source.flags);
-}
-
-Doubles doubles(const Warp& warp, const Source& source)
-{
-    return Doubles(raw_pairs(warp, source) ^ (source.flags & kNegative ? uint64_t(1) << 63 : 0));
+    return with_flags(as<Pairs>(raw(warp, source, 1)) << 32 | as<Pairs>(raw(warp, source)), source.flags);
 }
 
 Words flushed(const Words& floats, bool flush)
@@ -437,10 +425,9 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
 {
     const int32_t (&mode)[4] = what.mode;
     const Op op = Op(what.op);
-    const auto integer = [&](int i) { return integers(warp, what.source[i]); };
-    const auto real = [&](int i) { return floats(warp, what.source[i]); };
+    const auto word = [&](int i) { return words(warp, what.source[i]); };
     const auto pair = [&](int i) { return pairs(warp, what.source[i]); };
-    const auto number = [&](int i) { return doubles(warp, what.source[i]); };
+    const auto number = [&](int i) { return Doubles(pair(i)); };
     const auto given = [&](int i) { return warp.mask(what.predicate[i]); };
     const auto made = [&](const auto& values) { put(warp, what, values, active); };
     const auto set = [&](int i, uint32_t mask) { warp.set(what.to_predicate[i], mask, active); };
@@ -461,12 +448,12 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::nop:
         break;
     case Op::mov:
-        return made(integer(0));
+        return made(word(0));
     case Op::imad:
-        return made(integer(0) * integer(1) + integer(2) + bits_of(mode[0] ? given(0) : 0));
+        return made(word(0) * word(1) + word(2) + bits_of(mode[0] ? given(0) : 0));
     case Op::imad_hi:
     case Op::imad_wide: {
-        const Words a = integer(0), b = integer(1);
+        const Words a = word(0), b = word(1);
         const Pairs c = pair(2), carry = as<Pairs>(bits_of(mode[1] ? given(0) : 0));
         const Pairs product = mode[0] ? Pairs(as<SignedPairs>(Signed(a)) * as<SignedPairs>(Signed(b)))
                                       : as<Pairs>(a) * as<Pairs>(b);
@@ -491,14 +478,14 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::iadd_wide:
         return made(pair(0) + pair(1) + pair(2));
     case Op::lea_hi: {
-        const Words a = integer(0);
+        const Words a = word(0);
         const Pairs wide =
-            mode[1] ? Pairs(as<SignedPairs>(Signed(a))) : as<Pairs>(integer(2)) << 32 | as<Pairs>(a);
+            mode[1] ? Pairs(as<SignedPairs>(Signed(a))) : as<Pairs>(word(2)) << 32 | as<Pairs>(a);
         const Words carry = bits_of(mode[2] ? given(0) : 0);
-        return put_and_carry((wide << mode[0] >> 32) + as<Pairs>(integer(1)) + as<Pairs>(carry));
+        return put_and_carry((wide << mode[0] >> 32) + as<Pairs>(word(1)) + as<Pairs>(carry));
     }
     case Op::lop3: {
-        const Words a = integer(0), b = integer(1), c = integer(2);
+        const Words a = word(0), b = word(1), c = word(2);
         Words result = {};
         for (int row = 0; row < 8; ++row)
             if (mode[0] >> row & 1)
@@ -528,10 +515,10 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                                                    : wide >> distance;
             return uint32_t(upper ? moved >> 32 : moved);
         };
-        return by_lane(shift, integer(0), integer(1), integer(2));
+        return by_lane(shift, word(0), word(1), word(2));
     }
     case Op::isetp: {
-        const Words a = integer(0), b = integer(1);
+        const Words a = word(0), b = word(1);
         const auto holds = [&](int wanted) {
             return mode[1] ? compared(wanted, Signed(a), Signed(b)) : compared(wanted, a, b);
         };
@@ -542,13 +529,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                                : compared(mode[0], pair(0), pair(1)));
     case Op::fsetp:
         return compare(
-            compared(mode[0], Floats(flushed(real(0), mode[3])), Floats(flushed(real(1), mode[3]))));
+            compared(mode[0], Floats(flushed(word(0), mode[3])), Floats(flushed(word(1), mode[3]))));
     case Op::dsetp:
         return compare(compared(mode[0], number(0), number(1)));
     case Op::sel:
-        return made(choose(given(0), integer(0), integer(1)));
-    case Op::fsel:
-        return made(choose(given(0), real(0), real(1)));
+        return made(choose(given(0), word(0), word(1)));
     case Op::sel_wide:
         return made(choose(given(0), pair(0), pair(1)));
     case Op::imnmx_wide: {
@@ -559,33 +544,33 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::imnmx:
     case Op::viaddmnmx: {
         const bool adds = op == Op::viaddmnmx;
-        const Words a = adds ? integer(0) + integer(1) : integer(0), b = integer(1 + adds);
+        const Words a = adds ? word(0) + word(1) : word(0), b = word(1 + adds);
         const uint32_t less = mode[0] ? mask_of(Signed(a) < Signed(b)) : mask_of(a < b);
         const Words taken = choose(~(less ^ given(0)), a, b);
         return made(mode[1] ? choose(mask_of(Signed(taken) < 0), Words{}, taken) : taken);
     }
     case Op::iabs:
-        return by_lane([](uint32_t a) { return int32_t(a) < 0 ? 0 - a : a; }, integer(0));
+        return by_lane([](uint32_t a) { return int32_t(a) < 0 ? 0 - a : a; }, word(0));
     case Op::popc:
-        return by_lane(__popc, integer(0));
+        return by_lane(__popc, word(0));
     case Op::flo: {
         const bool as_shift = mode[0];
         const auto leading = [=](uint32_t a) { return !a ? kAll : as_shift ? __clz(a) : 31 - __clz(a); };
-        return by_lane(leading, integer(0));
+        return by_lane(leading, word(0));
     }
     case Op::brev:
-        return by_lane(__brev, integer(0));
+        return by_lane(__brev, word(0));
     case Op::prmt:
-        return by_lane(__byte_perm, integer(0), integer(2), integer(1));
+        return by_lane(__byte_perm, word(0), word(2), word(1));
     case Op::p2r: {
         const uint32_t mask = uint32_t(mode[0]);
         Words bits = {};
         for (int index = 0; index < 7; ++index)
             bits |= bits_of((mode[2] ? warp.uniform_predicates : warp.predicates)[index]) << index;
-        return made((integer(0) & ~(mask << mode[1])) | (bits & mask) << mode[1]);
+        return made((word(0) & ~(mask << mode[1])) | (bits & mask) << mode[1]);
     }
     case Op::r2p: {
-        const Words a = integer(0) >> what.source[0].part;
+        const Words a = word(0) >> what.source[0].part;
         for (uint8_t index = 0; index < 7; ++index)
             if (mode[0] >> index & 1)
                 warp.set({index, 0, 0}, mask_of(a >> index & 1), active);
@@ -603,7 +588,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return set(0, (mode[0] == 0 ? for_it != 0 : for_it == active) ? kAll : 0);
     }
     case Op::shfl: {
-        const Words value = integer(0), by = integer(1), limits = integer(2);
+        const Words value = word(0), by = word(1), limits = word(2);
         uint32_t inside = 0;
         made(each([&](uint32_t lane) {
             const uint32_t clamp = limits[lane] & 31, segment = limits[lane] >> 8 & 31,
@@ -620,26 +605,25 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return set(0, inside);
     }
     case Op::i2f: {
-        const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
+        const bool is_signed = mode[0];
         const Rounding rounding(mode[1]);
         const auto converted = [=](uint32_t a) {
-            const int64_t value = is_signed ? int64_t(int32_t(a)) : int64_t(a);
-            volatile float made = float(absolute && value < 0 ? -value : value);
+            volatile float made = float(is_signed ? int64_t(int32_t(a)) : int64_t(a));
             return as_bits(float(made));
         };
-        return by_lane(converted, integer(0));
+        return by_lane(converted, word(0));
     }
     case Op::f2i: {
         const auto converted = [](uint32_t a) {
             return uint32_t(std::min(std::max(std::trunc(double(as_float(a))), 0.0), 4294967295.0));
         };
-        return by_lane(converted, real(0));
+        return by_lane(converted, word(0));
     }
     case Op::fadd:
     case Op::fmul:
     case Op::ffma: {
         const auto flush = [&](const Words& floats) { return flushed(floats, mode[0]); };
-        const Words a = flush(real(0)), b = flush(real(1)), c = flush(real(2));
+        const Words a = flush(word(0)), b = flush(word(1)), c = flush(word(2));
         if (op != Op::ffma && !mode[1])
             return made(flush(Words(op == Op::fadd ? Floats(a) + Floats(b) : Floats(a) * Floats(b))));
         const Rounding rounding(mode[1]);
@@ -658,10 +642,10 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                 return uint32_t(as_bits(1.0 / as_double(uint64_t(a) << 32)) >> 32);
             return as_bits(mode[0] == 0 ? 1.0f / as_float(a) : 1.0f / std::sqrt(as_float(a)));
         };
-        return by_lane(computed, real(0));
+        return by_lane(computed, word(0));
     }
     case Op::fchk: {
-        const Words a = real(0), b = real(1);
+        const Words a = word(0), b = word(1);
         return set(
             0, mask_of(each([&](uint32_t lane) { return is_hard(as_float(a[lane]), as_float(b[lane])); })));
     }
@@ -676,13 +660,12 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::half_to_float: {
         const Source source = what.source[0];
         const auto converted = [=](uint32_t a) {
-            const float value = __half2float(__half_raw{uint16_t(a >> source.part)});
-            return as_bits(source.flags & kNegative ? -value : value);
+            return as_bits(__half2float(__half_raw{uint16_t(a >> source.part)}));
         };
         return by_lane(converted, raw(warp, source));
     }
     case Op::float_to_double:
-        return made(Pairs(as<Doubles>(Floats(real(0)))));
+        return made(Pairs(as<Doubles>(Floats(word(0)))));
     case Op::float_to_half: {
         const bool brain = mode[0];
         const auto half = [=](uint32_t bits) {
@@ -690,7 +673,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
                          : __half_as_ushort(__float2half_rn(as_float(bits)));
         };
         return by_lane([=](uint32_t high, uint32_t low) { return uint32_t(half(high)) << 16 | half(low); },
-                       real(0), real(1));
+                       word(0), word(1));
     }
     case Op::ld:
         return load(warp, what, active);
@@ -698,7 +681,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     case Op::red:
         return store(warp, what, active);
     case Op::ldc: {
-        const Words places = what.source[0].value + integer(1);
+        const Words places = what.source[0].value + word(1);
         for (int word = 0; word < std::max(mode[1] / 4, 1); ++word) {
             Words result = {};
             for_lanes(active, [&](uint32_t lane) { result[lane] = constant(places[lane] + 4 * word); });
