@@ -125,8 +125,6 @@ class Plan:
     """Bytes at the start of the scratch memory that must be zero before the prologue."""
     prologue: tuple[Plan, ...] = field(default=(), repr=False)
     """The launches that fill the scratch memory, in order."""
-    is_prologue: bool = False
-    """Whether this plan belongs to a prologue."""
 
     def __post_init__(self) -> None:
         """Compare the launch with the limits of every GPU."""

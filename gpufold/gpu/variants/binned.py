@@ -145,7 +145,6 @@ def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
             grid=grid,
             block=(THREADS, 1, 1),
             shared_bytes=shared_bytes,
-            is_prologue=True,
         )
         for symbol, grid, shared_bytes in steps
     )
