@@ -300,7 +300,7 @@ def launched_on_fake_cupy(patch, *more):
         call(function, grid, block, args, shared_mem, stream)
 
     patch.setattr(fake_cupy, "_lent", {})
-    patch.setattr(fake_cupy, "_lent_streams", {HANDLE: DEVICE})
+    patch.setattr(fake_cupy, "_devices_of_streams", {HANDLE: DEVICE})
     patch.setattr(fake_cupy.Function, "__call__", record)
     with on_the_stand_in(patch, *more):
         yield launches

@@ -174,8 +174,8 @@ def _forbid_while_capturing(error):
 def _queue(work, stream, device):
     """Queue work on the memory of a device, or add it to a capture."""
     stream = get_current_stream() if stream is None else stream
-    if stream.device_id not in (-1, device):
-        raise Misuse(f"a stream of device {stream.device_id} got work on memory of device {device}")
+    if stream.ptr and stream._device != device:
+        raise Misuse(f"a stream of device {stream._device} got work on memory of device {device}")
     with _lock:
         capture = _captures.get(stream.ptr)
         if capture is None:
@@ -184,7 +184,8 @@ def _queue(work, stream, device):
             capture.work.append(work)
 
 
-_streams_by_handle = weakref.WeakValueDictionary()
+_devices_of_streams = {}
+"""The device of a stream by its handle: of CuPy's own, and of those that other libraries lend."""
 
 
 class Stream:
@@ -192,12 +193,17 @@ class Stream:
 
     def __init__(self, null=False, non_blocking=False):
         self.ptr = 0 if null else next(self._numbers)
-        self.device_id = -1 if null else get_device()
-        _streams_by_handle[self.ptr] = self
+        if not null:
+            _devices_of_streams[self.ptr] = get_device()
 
     @staticmethod
     def from_external(foreign):
-        return ForeignStream(foreign.__cuda_stream__()[1])
+        return _stream_at(foreign.__cuda_stream__()[1])
+
+    @property
+    def _device(self):
+        """The device, for CUDA's own handles the current one."""
+        return get_device() if self.ptr < 3 else _devices_of_streams.get(self.ptr)
 
     def __enter__(self):
         _thread.streams.append((get_device(), self))
@@ -206,20 +212,17 @@ class Stream:
     def __exit__(self, *_):
         _thread.streams.pop()
 
-    def _device(self):
-        return get_device() if self.device_id == -1 else self.device_id
-
     @property
     def done(self):
-        return not _queues[self._device(), self.ptr]
+        return not _queues[self._device, self.ptr]
 
     def synchronize(self):
         with _lock:
             _forbid_while_capturing(CUDARuntimeError(900))
-            _do(_queues[self._device(), self.ptr])
+            _do(_queues[self._device, self.ptr])
 
     def launch_host_func(self, callback, arg):
-        _queue(lambda: callback(arg), self, self._device())
+        _queue(lambda: callback(arg), self, self._device)
 
     def begin_capture(self, mode=RELAXED):
         with _lock:
@@ -230,13 +233,22 @@ class Stream:
             capture = _captures.pop(self.ptr)
         if capture.is_lost:
             raise CUDARuntimeError(901)
-        return Graph(capture.work, self.device_id)
+        return Graph(capture.work, self._device)
 
     def is_capturing(self):
         return self.ptr in _captures
 
 
 Stream.null = Stream(null=True)
+
+
+def _stream_at(handle):
+    """Return the stream of a handle, CuPy's own or another library's."""
+    stream = Stream(null=True)
+    stream.ptr = handle
+    if stream._device != get_device():
+        raise CUDADriverError(400)
+    return stream
 
 
 class Event:
@@ -673,17 +685,6 @@ def asnumpy(a, stream=None):
 # Kernels
 
 
-class ForeignStream(Stream):
-    """A stream that another library made, by its handle; CUDA's own handles mean the current device."""
-
-    def __init__(self, ptr):
-        self.ptr, self.device_id = ptr, get_device() if ptr < 3 else _lent_streams.get(ptr)
-        if self.device_id != get_device():
-            raise CUDADriverError(400)
-
-
-_lent_streams = {}
-"""The device of a stream of another library, by its handle."""
 _lent = {}
 """Memory of other libraries: end and device by the first address."""
 
@@ -714,11 +715,6 @@ def memcpy_async(to, origin, size, kind, stream):
     check_lent(to, "what is copied to")
     check_lent(origin, "what is copied")
     _queue(lambda: ctypes.memmove(to, origin, size), _stream_at(stream), get_device())
-
-
-def _stream_at(handle):
-    """Return the stream of a handle, CuPy's own or another library's."""
-    return _streams_by_handle.get(handle) or ForeignStream(handle)
 
 
 class RawKernel:
