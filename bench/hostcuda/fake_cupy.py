@@ -42,14 +42,13 @@ from gpufold.gpu.sources import program
 
 from . import module
 from .build import build_kernel
+from .memory import GUARD, POISON
 
 DEVICES = 2
 TOTAL_BYTES = 1 << 30
 """Reported memory of a device."""
 UNIT = 512
 """Size and alignment granularity of allocations, in bytes."""
-GUARD = 4096
-GARBAGE = 0xFF
 POOLS_OF_DEVICES = True
 """Whether the devices have memory pools for stream-ordered allocation."""
 BANNER = "a stand-in for CuPy over the host build: no GPU ran"
@@ -301,7 +300,7 @@ class Memory:
         self.size, self.device_id = size, get_device()
         if size > TOTAL_BYTES:
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
-        self._bytes = np.full(GUARD + UNIT + size + GUARD, GARBAGE, np.uint8)
+        self._bytes = np.full(GUARD + UNIT + size + GUARD, POISON, np.uint8)
         start = self._bytes.__array_interface__["data"][0]
         self.ptr = start + GUARD + -(start + GUARD) % UNIT if size else 0
         self._first = self.ptr - start
@@ -310,9 +309,9 @@ class Memory:
 
     def check_guards(self):
         around = self._bytes[: self._first], self._bytes[self._first + self.size :]
-        if any((part != GARBAGE).any() for part in around):
+        if any((part != POISON).any() for part in around):
             for part in around:
-                part[...] = GARBAGE
+                part[...] = POISON
             raise Misuse(f"a kernel wrote outside an allocation of {self.size} bytes")
 
     def __del__(self):
@@ -525,7 +524,7 @@ class ndarray:
         return _elementwise(_cast(self.dtype, dtype), empty_like(self, dtype), self)
 
     def copy(self, order="C"):
-        return _elementwise(lambda got: got, ndarray(self.shape, self.dtype, order=order), self)
+        return _elementwise(lambda got: got, ndarray(self.shape, self.dtype), self)
 
     def fill(self, value):
         _elementwise(lambda got: got, self, value)
@@ -627,19 +626,13 @@ def _add_at(array, indices, values):
     _elementwise(lambda got, places, terms: (np.add.at(got, places, terms), got)[1], array, array, indices, values)
 
 
-def empty(shape, dtype=float, order="C"):
-    return ndarray(shape, dtype, order=order)
+def empty(shape, dtype=float):
+    return ndarray(shape, dtype)
 
 
-def zeros(shape, dtype=float, order="C"):
-    array = ndarray(shape, dtype, order=order)
-    array.data.memset_async(0, array.nbytes)
-    return array
-
-
-def ones(shape, dtype=float):
+def zeros(shape, dtype=float):
     array = ndarray(shape, dtype)
-    array.fill(1)
+    array.data.memset_async(0, array.nbytes)
     return array
 
 
@@ -650,12 +643,6 @@ def copyto(dst, src):
 def empty_like(prototype, dtype=None):
     order = "F" if prototype.flags.fnc else "C"
     return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype, order=order)
-
-
-def zeros_like(a, dtype=None):
-    array = empty_like(a, dtype)
-    array.data.memset_async(0, array.nbytes)
-    return array
 
 
 def asarray(a, dtype=None):
@@ -820,14 +807,12 @@ def cupy():
         using_allocator=using_allocator,
     )
     result = ModuleType("cupy", __doc__)
-    made = asarray, ascontiguousarray, empty, empty_like, ones, zeros, zeros_like
-    for each in (*made, asnumpy, copyto, ndarray, RawKernel):
+    for each in (asarray, ascontiguousarray, asnumpy, copyto, empty, empty_like, ndarray, RawKernel, zeros):
         setattr(result, each.__name__, each)
-    for name in ("arange", "copysign", "count_nonzero", "minimum", "pad", "rint", "sign", "where"):
+    for name in ("arange", "copysign", "count_nonzero", "minimum", "ones", "pad", "rint", "sign", "where"):
         setattr(result, name, partial(_combine, getattr(np, name)))
     for name in ("broadcast_to", "moveaxis"):
         setattr(result, name, partial(_viewed, getattr(np, name)))
-    result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
     result.add = SimpleNamespace(at=_add_at)
     result.random = SimpleNamespace(default_rng=RandomNumbers)
     of_windows = partial(_viewed, np.lib.stride_tricks.sliding_window_view)
