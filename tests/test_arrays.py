@@ -289,6 +289,7 @@ def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
         if layout == "as it is":
             assert weights_of(window, (3, 4), np.dtype(np.float32), cupy)[1] == (window,)
             assert as_positions("add_blocks", cupy, positions, positions) is positions
+            stream.end_capture()
             return
         for given in (window, (axis, double)):
             with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):

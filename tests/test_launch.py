@@ -164,10 +164,10 @@ def test_elements_off_their_own_size_are_refused(launch):
 CALL = "batch_to_space", np.arange(36, dtype=np.float32).reshape(4, 9), (1, 4)
 
 
-def begun(mode=fake_cupy.GLOBAL):
+def begun():
     """Return a stream that captures."""
     stream = fake_cupy.Stream(non_blocking=True)
-    stream.begin_capture(mode)
+    stream.begin_capture()
     return stream
 
 

@@ -11,7 +11,7 @@ Two devices have memory of their own, in the host's. Work for a device is queued
 possible: when the stream or its device is waited for. So a caller that forgets to wait reads garbage on every run, and
 a stream that waits holds up no other. Streams do not overlap in time, so a race within a kernel or between two streams
 that both were waited for goes unseen. A capture queues nothing, and a graph queues what was captured. Allocating,
-waiting and loading a kernel end a capture, unless it is relaxed. Memory of a pool is freed when its stream has done
+waiting and loading a kernel end a capture, whatever its mode. Memory of a pool is freed when its stream has done
 what was queued before, and never used again.
 """
 
@@ -133,10 +133,6 @@ _queues = defaultdict(deque)
 _captures = {}
 """Captures in progress, by stream."""
 
-GLOBAL, RELAXED = 0, 2
-"""Modes of a capture: whether it forbids unsafe calls."""
-
-
 LOSES_THE_DEVICE = os.environ.get("FAKE_CUPY_LOSES_THE_DEVICE")
 """The kernel after which every call fails, as after an illegal access."""
 _lost = []
@@ -162,11 +158,10 @@ def _check_alive():
 
 
 def _forbid_while_capturing(error):
-    """Raise an error that invalidates captures, if any of them is not relaxed."""
-    forbidding = [capture for capture in _captures.values() if capture.mode != RELAXED]
-    for capture in forbidding:
+    """Raise an error if there are captures, which are invalid then."""
+    for capture in _captures.values():
         capture.is_lost = True
-    if forbidding:
+    if _captures:
         raise error
 
 
@@ -223,9 +218,9 @@ class Stream:
     def launch_host_func(self, callback, arg):
         _queue(lambda: callback(arg), self, self._device)
 
-    def begin_capture(self, mode=RELAXED):
+    def begin_capture(self, mode=None):
         with _lock:
-            _captures[self.ptr] = SimpleNamespace(mode=mode, work=[], is_lost=False)
+            _captures[self.ptr] = SimpleNamespace(work=[], is_lost=False)
 
     def end_capture(self):
         with _lock:
@@ -788,7 +783,7 @@ def cupy():
         memcpyAsync=memcpy_async,
         streamIsCapturing=lambda handle: _stream_at(handle).is_capturing(),
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.used_bytes(), TOTAL_BYTES),
-        streamCaptureModeGlobal=GLOBAL,
+        streamCaptureModeGlobal=0,
         cudaDevAttrL2CacheSize=38,
         cudaDevAttrMaxSharedMemoryPerMultiprocessor=81,
         cudaDevAttrMemoryPoolsSupported=115,
