@@ -99,18 +99,11 @@ const MachineLaunch* launch;
     throw std::runtime_error(text);
 }
 
-template <typename To, typename From> To converted(From from)
-{
-    To to;
-    static_assert(sizeof to == sizeof from);
-    memcpy(&to, &from, sizeof to);
-    return to;
-}
-constexpr auto as_float = converted<float, uint32_t>;
-constexpr auto as_double = converted<double, uint64_t>;
+constexpr auto as_float = bits<float, uint32_t>;
+constexpr auto as_double = bits<double, uint64_t>;
 template <typename Real> auto as_bits(Real value)
 {
-    return converted<std::conditional_t<sizeof value == 4, uint32_t, uint64_t>>(value);
+    return bits<std::conditional_t<sizeof value == 4, uint32_t, uint64_t>>(value);
 }
 
 // Modes of rounding, in the order of machine.py.
