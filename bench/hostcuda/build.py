@@ -34,7 +34,6 @@ LINES = ["-gdwarf-4", "-g1"]
 """Debug lines for faults; debug variables, which nothing reads, would double the time of g++."""
 
 Build = Literal["plain", "observed", "sanitized"]
-Runtime = Literal["scheduler", "machine"]
 
 KERNEL_FLAGS: dict[Build, list[str]] = {
     "plain": ["-Og"],
@@ -56,11 +55,7 @@ def _vector_flags() -> list[str]:
     return ["-mavx2"] if facts.exists() and "avx2" in facts.read_text().split() else []
 
 
-RUNTIMES: dict[Runtime, tuple[list[str], list[str]]] = {
-    "scheduler": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED=1", "-shared"]),
-    "machine": (["machine.cpp"], ["-O3", "-ffp-contract=off", "-frounding-math", *_vector_flags(), "-shared"]),
-}
-"""The library that runs kernels, or their machine code: its sources and flags."""
+RUNTIME = ["-O3", "-DHOSTCUDA_OBSERVED=1", "-ffp-contract=off", "-frounding-math", *_vector_flags()]
 
 
 class BuildError(Exception):
@@ -144,6 +139,8 @@ def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
 
     It runs in the checkout, and names files by their places there: a copy of the checkout finds what this one built.
     """
+    if reason := unavailable():
+        raise BuildError(reason)
     known: dict[Path, bytes] = {}
     for source in sources:
         with_includes(source, (HOST,), known)
@@ -166,14 +163,10 @@ def _includes() -> list[str]:
 
 
 @cache
-def build_runtime(name: Runtime) -> Path:
-    """The library that runs kernels, the same for all of them."""
-    reason = unavailable()
-    if reason:
-        raise BuildError(reason)
-    names, flags = RUNTIMES[name]
-    sources = [HOST / name for name in names]
-    return _cached("", sources, [*COMPILER, *map(_here, sources), *flags, *_includes()])
+def build_runtime() -> Path:
+    """The library that runs kernels and machine code, the same for all of them."""
+    sources = [HOST / name for name in ("scheduler.cpp", "observer.cpp", "machine.cpp")]
+    return _cached("", sources, [*COMPILER, *RUNTIME, "-shared", *map(_here, sources), *_includes()])
 
 
 @cache
@@ -186,14 +179,13 @@ def _precompiled_words(build: Build) -> Path:
 
 def build_kernel(source: Path, symbol: str, defines: Defines, build: Build) -> Path:
     """The kernel as a library, built from its unmodified source; headers beside the source are its own."""
-    runtime = build_runtime("scheduler")
-    sanitizers = ["-lasan", "-lubsan"] if build == "sanitized" else []
+    sanitizers = ["-Wl,--no-as-needed", "-lasan", "-lubsan"] if build == "sanitized" else []
     command = [
         *[*KERNEL, *KERNEL_FLAGS[build], "-shared", "-nostdlib"],
         *["-include", str(_precompiled_words(build).with_suffix(""))],
         *[f"-D{name}={value}" for name, value in defines],
         *[f'-DHOSTCUDA_SOURCE="{source.name}"', f"-DHOSTCUDA_SYMBOL={symbol}"],
         *[f"-I{_here(source.parent)}", *_includes(), _here(HOST / "entry.cpp")],
-        *["-Wl,--no-as-needed,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}", *sanitizers, "-lm", "-lc"],
+        *[*sanitizers, "-lm", "-lc"],
     ]
     return _cached(".so", [HOST / "entry.cpp", source], command)

@@ -24,10 +24,10 @@ from gpufold.gpu.plan import H200, Device, Plan
 from gpufold.gpu.variants.moves import WIDEST_WORD
 
 from . import cubin
-from .build import KERNELS, build_runtime
+from .build import KERNELS
 from .execute import Argument, arrays_of, bytes_of, launches_of
 from .memory import Fault, NDArray
-from .module import Array
+from .module import Array, runtime
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, INVERTED, OPPOSITE, ABSOLUTE = 1, 2, 4, 8
@@ -101,15 +101,8 @@ class _Launch(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build_runtime("machine")))
-    library.hostcuda_machine_operations.restype = library.hostcuda_machine_launch.restype = ctypes.c_char_p
-    return library
-
-
-@cache
 def _operations() -> dict[str, int]:
-    return {name: number for number, name in enumerate(_library().hostcuda_machine_operations().decode().split())}
+    return {name: number for number, name in enumerate(runtime().hostcuda_machine_operations().decode().split())}
 
 
 SPECIAL = ("TID.X", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
@@ -449,6 +442,6 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
         arrays=(Array * len(arrays))(*arrays),
         counters=ctypes.pointer(counters),
     )
-    if message := _library().hostcuda_machine_launch(ctypes.byref(what)).decode():
+    if message := runtime().hostcuda_machine_launch(ctypes.byref(what)).decode():
         raise Fault(f"{plan.symbol}, machine code for {architecture}: {message}")
     return counters

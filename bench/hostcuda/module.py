@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from .build import build_runtime
+
 ELEMENT, KNOWN, ONCE = 1, 2, 4
 """Flags of a byte: Array.flags."""
 
@@ -54,15 +56,23 @@ _one_at_a_time = threading.Lock()
 """Lock of the launch, which the scheduler keeps in global variables."""
 
 
+@cache
+def runtime() -> ctypes.CDLL:
+    """Load what runs kernels and machine code."""
+    library = ctypes.CDLL(str(build_runtime()), ctypes.RTLD_GLOBAL)
+    for function in (library.hostcuda_launch, library.hostcuda_machine_launch, library.hostcuda_machine_operations):
+        function.restype = ctypes.c_char_p
+    return library
+
+
 class Kernel:
-    """A kernel in this process, with the scheduler that runs it; both stay loaded as long as it lives."""
+    """A kernel in this process, which stays loaded as long as it lives."""
 
     def __init__(self, path: Path) -> None:
-        self.library = ctypes.CDLL(str(path))
+        self._runtime, self.library = runtime(), ctypes.CDLL(str(path))  # whose symbols are the runtime's
         self.library.hostcuda_module.restype = ctypes.POINTER(Module)
         self._module = self.library.hostcuda_module()
         self.parameters = tuple(self._module.contents.parameters[: self._module.contents.parameter_count])
-        self.library.hostcuda_launch.restype = ctypes.c_char_p
 
     def launch(
         self,
@@ -83,7 +93,7 @@ class Kernel:
         addresses = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
         what = _Launch(self._module, addresses, grid, block, seed, (Array * len(arrays))(*arrays), len(arrays))
         with _one_at_a_time:
-            return self.library.hostcuda_launch(ctypes.byref(what)).decode()
+            return self._runtime.hostcuda_launch(ctypes.byref(what)).decode()
 
 
 load = cache(Kernel)
