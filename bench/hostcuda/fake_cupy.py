@@ -735,9 +735,7 @@ class Function:
     def __call__(self, grid, block, args, shared_mem=0, stream=None):
         assert not shared_mem, "a kernel declares its shared memory"
         grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
-        values = [
-            self._value(argument, parameter) for argument, parameter in zip(args, self._kernel.parameters, strict=True)
-        ]
+        values = list(map(self._value, args))
 
         def work():
             if message := self._kernel.launch(grid, block, values):
@@ -749,14 +747,14 @@ class Function:
 
         _queue(work, None if stream is None else _stream_at(stream.ptr), get_device())
 
-    def _value(self, argument, parameter):
-        """Return an argument as bytes, as CuPy converts it; their number must be the kernel's."""
-        if parameter.is_pointer:
-            address = argument.data.ptr if isinstance(argument, ndarray) else argument or 0
-            if address:  # zero for an empty array
-                check_lent(address, f"an argument of {self.name}")
-            return address.to_bytes(8, "little")
-        return argument.tobytes()
+    def _value(self, argument):
+        """Return an argument as bytes, as CuPy converts it."""
+        if isinstance(argument, np.ndarray):
+            return argument.tobytes()
+        address = argument.data.ptr if isinstance(argument, ndarray) else argument or 0
+        if address:  # zero for an empty array
+            check_lent(address, f"an argument of {self.name}")
+        return address.to_bytes(8, "little")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from . import cubin
 from .build import KERNELS
 from .execute import Argument, arrays_of, bytes_of, launches_of
 from .memory import Fault, NDArray
-from .module import Array, runtime
+from .module import Array, Launch, runtime
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, INVERTED, OPPOSITE, ABSOLUTE = 1, 2, 4, 8
@@ -84,14 +84,11 @@ class Counters(ctypes.Structure):
     )
 
 
-class _Launch(ctypes.Structure):
+class _Launch(Launch):
     _fields_ = (
         ("code", ctypes.POINTER(_Instruction)),
-        *((name, ctypes.c_uint32) for name in ("count", "shared_bytes", "array_count", "constant_bytes")),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
         ("constants", ctypes.c_void_p),
-        ("arrays", ctypes.POINTER(Array)),
+        *((name, ctypes.c_uint32) for name in ("count", "constant_bytes", "shared_bytes")),
         ("counters", ctypes.POINTER(Counters)),
     )
 
@@ -429,17 +426,18 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
             begin = placed.start + placed.front
             arrays.append(Array(begin, begin + placed.span, number, placed.writable))
     counters = Counters()
+    given = (Array * len(arrays))(*arrays)  # which ctypes would not keep alive for a field of a base class
     constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, arguments)), kernels), np.uint8)
     what = _Launch(
-        code,
-        len(code),
-        shared_bytes,
-        len(arrays),
-        constants.size,
         grid=plan.grid,
         block=plan.block,
+        arrays=given,
+        array_count=len(arrays),
+        code=code,
+        count=len(code),
         constants=constants.ctypes.data,
-        arrays=(Array * len(arrays))(*arrays),
+        constant_bytes=constants.size,
+        shared_bytes=shared_bytes,
         counters=ctypes.pointer(counters),
     )
     if message := runtime().hostcuda_machine_launch(ctypes.byref(what)).decode():

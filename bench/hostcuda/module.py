@@ -14,14 +14,10 @@ ELEMENT, KNOWN, ONCE = 1, 2, 4
 """Flags of a byte: Array.flags."""
 
 
-class Parameter(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_uint32), ("is_pointer", ctypes.c_uint32))
-
-
 class Module(ctypes.Structure):
     _fields_ = (
         ("call", ctypes.c_void_p),
-        ("parameters", ctypes.POINTER(Parameter)),
+        ("parameter_sizes", ctypes.POINTER(ctypes.c_uint32)),
         ("parameter_count", ctypes.c_uint32),
         ("image_begin", ctypes.c_void_p),
         ("shared_begin", ctypes.c_void_p),
@@ -40,7 +36,7 @@ class Array(ctypes.Structure):
     )
 
 
-class _Launch(ctypes.Structure):
+class Launch(ctypes.Structure):
     _fields_ = (
         ("module", ctypes.POINTER(Module)),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
@@ -72,7 +68,6 @@ class Kernel:
         self._runtime, self.library = runtime(), ctypes.CDLL(str(path))  # whose symbols are the runtime's
         self.library.hostcuda_module.restype = ctypes.POINTER(Module)
         self._module = self.library.hostcuda_module()
-        self.parameters = tuple(self._module.contents.parameters[: self._module.contents.parameter_count])
 
     def launch(
         self,
@@ -86,12 +81,13 @@ class Kernel:
 
         An observed build checks accesses to the arrays. A seed other than zero shuffles the threads.
         """
-        given, wanted = list(map(len, values)), [parameter.size for parameter in self.parameters]
+        facts = self._module.contents
+        given, wanted = list(map(len, values)), facts.parameter_sizes[: facts.parameter_count]
         if given != wanted:
             return f"arguments have {given} bytes, and the kernel takes {wanted}"
         kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
         addresses = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
-        what = _Launch(self._module, addresses, grid, block, seed, (Array * len(arrays))(*arrays), len(arrays))
+        what = Launch(self._module, addresses, grid, block, seed, (Array * len(arrays))(*arrays), len(arrays))
         with _one_at_a_time:
             return self._runtime.hostcuda_launch(ctypes.byref(what)).decode()
 

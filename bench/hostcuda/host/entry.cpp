@@ -16,7 +16,7 @@ namespace hostcuda {
 template <auto kernel> struct Kernel;
 
 template <typename... Arguments, void (*kernel)(Arguments...)> struct Kernel<kernel> {
-    static constexpr Parameter parameters[] = {{sizeof(Arguments), std::is_pointer_v<Arguments>}...};
+    static constexpr uint32_t sizes[] = {sizeof(Arguments)...};
 
     static void call(void** arguments) { call(arguments, std::index_sequence_for<Arguments...>()); }
 
@@ -27,7 +27,7 @@ template <typename... Arguments, void (*kernel)(Arguments...)> struct Kernel<ker
         kernel(*static_cast<std::remove_cv_t<Arguments>*>(arguments[indices])...);
     }
 
-    static constexpr Module module{&call, parameters, sizeof...(Arguments), __ehdr_start, __bss_start, _end};
+    static constexpr Module module{&call, sizes, sizeof...(Arguments), __ehdr_start, __bss_start, _end};
 };
 
 } // namespace hostcuda

@@ -76,12 +76,10 @@ struct Counters {
     uint64_t instructions; // issued to a warp, whether its lanes took part or not
 };
 
-struct MachineLaunch {
+struct MachineLaunch : Launch {
     const Instruction* code;
-    uint32_t count, shared_bytes, array_count, constant_bytes;
-    uint32_t grid[3], block[3];
     const char* constants;
-    const Array* arrays;
+    uint32_t count, constant_bytes, shared_bytes;
     Counters* counters;
 };
 

@@ -5,14 +5,9 @@
 
 namespace hostcuda {
 
-struct Parameter {
-    uint32_t size; // of the value, or of a pointer
-    uint32_t is_pointer;
-};
-
 struct Module {
     void (*call)(void** arguments); // one thread of the kernel; arguments as cuLaunchKernel takes them
-    const Parameter* parameters;
+    const uint32_t* parameter_sizes;
     uint32_t parameter_count;
     char* image_begin;
     char* shared_begin; // all static shared memory of the kernel, then the image ends
