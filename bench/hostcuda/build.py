@@ -165,7 +165,7 @@ def _includes() -> list[str]:
 @cache
 def build_runtime() -> Path:
     """The library that runs kernels and machine code, the same for all of them."""
-    sources = [HOST / name for name in ("scheduler.cpp", "observer.cpp", "machine.cpp")]
+    sources = [HOST / name for name in ("scheduler.cpp", "machine.cpp")]
     return _cached("", sources, [*COMPILER, *RUNTIME, "-shared", *map(_here, sources), *_includes()])
 
 

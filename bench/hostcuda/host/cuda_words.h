@@ -29,7 +29,7 @@
 #define __builtin_assume(condition) ((void)0)
 
 #ifndef HOSTCUDA_OBSERVED
-#define HOSTCUDA_OBSERVED 0 // 1: every access to memory calls observer.cpp
+#define HOSTCUDA_OBSERVED 0 // 1: every access to memory calls scheduler.cpp
 #endif
 
 extern uint3 threadIdx, blockIdx;

@@ -1,7 +1,11 @@
 // Runs a kernel block by block, thread by thread, on one CPU core.
 //
-// A thread that waits at a barrier keeps its stack while others run on theirs. A barrier opens when each of its
-// threads has reached it or returned. Threads take turns at barriers only, in order or shuffled by a seed.
+// A thread that waits at a barrier keeps its stack while others run on theirs. A barrier opens when each of
+// its threads has reached it or returned. Threads take turns at barriers only, in order or shuffled by a seed.
+//
+// Every access of an observed kernel is checked, through the calls that g++ -fsanitize=thread inserts before
+// it: inside its array? written once? scratch and shared memory initialised? ordered by a barrier after
+// conflicting accesses? Accesses to a thread's own stack do not count: they would be registers on a GPU.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdarg>
@@ -15,15 +19,15 @@
 #include <ucontext.h>
 
 #include "cuda_words.h"
-#include "scheduler.h"
+#include "module.h"
+
+extern "C" char __ehdr_start[] __attribute__((visibility("hidden")));
+extern "C" char _end[] __attribute__((visibility("hidden")));
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 namespace hostcuda {
-
-const Launch* launch;
-
 namespace {
 
 constexpr std::size_t kStackSize = 256 * 1024; // only the pages that a kernel touches become real
@@ -42,7 +46,7 @@ struct Thread {
 };
 
 struct Warp {
-    uint32_t step;
+    uint32_t steps; // grow with every barrier that orders memory
     // Brought to the barrier that opened last. Barriers open when no thread is ready, so all have read it by
     // then.
     uint64_t values[32];
@@ -51,12 +55,25 @@ struct Warp {
 std::vector<Thread> threads;
 std::vector<Warp> warps;
 std::vector<uint32_t> order; // in which threads get their turn
-uint32_t current;            // thread
-uint32_t block_number;
-uint32_t block_step;
+const Launch* launch;
+uint32_t current;     // thread
+uint32_t blocks;      // of all launches, so far
+uint32_t block_steps; // grow with every block and every barrier of a block
 jmp_buf scheduler;
 jmp_buf abandon;
 char message[4096]; // of the fault, empty if there was none
+
+// Ends the launch; the message names the block. Offsets of a kernel's code go into it as {%x}.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fault(const char* format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const int start =
+        snprintf(message, sizeof message, "block (%u, %u, %u): ", blockIdx.x, blockIdx.y, blockIdx.z);
+    vsnprintf(message + start, sizeof message - start, format, arguments);
+    va_end(arguments);
+    _longjmp(abandon, 1);
+}
 
 // Ends the turn of the thread that runs now, until its next one.
 void stop(State state)
@@ -129,7 +146,7 @@ bool open_barrier(uint32_t waiting)
         thread.lanes = lanes;
         warps[number / 32].values[number % 32] = thread.value;
     }
-    (of_warp ? warps[waiting / 32].step : block_step) += of_warp ? first.orders : 1;
+    (of_warp ? warps[waiting / 32].steps : block_steps) += of_warp ? first.orders : 1;
     return true;
 }
 
@@ -150,8 +167,7 @@ void open_barriers()
         if (is_live(thread))
             lines[thread.state == State::waits_for_warp] = thread.line;
     }
-    fault("threads wait for ever: some at the warp barrier of line %d, some at the block "
-          "barrier of line %d",
+    fault("threads wait for ever: some at the warp barrier of line %d, some at the block barrier of line %d",
           lines[1], lines[0]);
 }
 
@@ -161,8 +177,8 @@ void run_block(std::minstd_rand& random)
     memset(launch->module->shared_begin, 0xff, launch->module->shared_end - launch->module->shared_begin);
     for (Thread& thread : threads)
         thread.state = State::ready;
-    ++block_number;
-    ++block_step;
+    ++blocks;
+    ++block_steps;
     for (;;) {
         if (launch->seed)
             std::shuffle(order.begin(), order.end(), random);
@@ -220,21 +236,149 @@ unsigned ballot(unsigned mask, bool vote, int line)
     return votes;
 }
 
-Position position()
+// ---- observed accesses ---------------------------------------------------------------------------
+
+namespace {
+
+enum class Kind : uint8_t { load, store, atomic };
+
+const char* const kVerb[] = {"reads", "writes", "adds to"};
+
+// ---- shared memory: who touched a byte since the last barrier ------------------------------------
+
+// Lanes of one warp between two barriers of theirs.
+struct Party {
+    uint32_t block_step, warp_step, warp, lanes, code;
+
+    // Whether nothing orders them before the thread that runs now.
+    bool unordered() const
+    {
+        if (block_step != block_steps)
+            return false;
+        return warp != current / 32 || (warp_step == warps[warp].steps && (lanes & ~(1u << lane())));
+    }
+
+    bool admits() const { return block_step != block_steps || warp == current / 32; }
+
+    void join(uint32_t at)
+    {
+        const uint32_t steps = warps[current / 32].steps;
+        const bool same = block_step == block_steps && warp_step == steps && warp == current / 32;
+        *this = {block_steps, steps, current / 32, (same ? lanes : 0) | 1u << lane(), at};
+    }
+};
+
+// Two warps are enough to remember: any other one is unordered to at least one of them.
+struct Parties {
+    Party two[2];
+
+    const Party* unordered() const
+    {
+        return two[0].unordered() ? &two[0] : two[1].unordered() ? &two[1] : nullptr;
+    }
+
+    void join(uint32_t at)
+    {
+        for (Party& party : two) {
+            if (party.admits())
+                return party.join(at);
+        }
+    }
+};
+
+struct SharedByte {
+    uint32_t block; // that wrote it last
+    Party writer;
+    Parties readers;
+};
+
+void check_shared(const char* address, int size, Kind kind, uint32_t code)
 {
-    const char* const stack = threads[current].stack.get();
-    return {current, block_number, block_step, warps[current / 32].step, stack, stack + kStackSize};
+    static std::vector<SharedByte> shared_bytes; // what other launches left is of other blocks and steps
+    const std::size_t most = launch->module->shared_end - launch->module->shared_begin;
+    shared_bytes.resize(std::max(shared_bytes.size(), most));
+    for (const char* byte = address; byte < address + size; ++byte) {
+        const long offset = byte - launch->module->shared_begin;
+        SharedByte& shared = shared_bytes[offset];
+        if (kind != Kind::store && shared.block != blocks) {
+            fault("thread %u reads shared memory that nobody wrote, byte %ld, at {%x}", current, offset,
+                  code);
+        }
+        const Party* other = shared.writer.unordered() ? &shared.writer : nullptr;
+        if (!other && kind != Kind::load)
+            other = shared.readers.unordered();
+        if (other) {
+            fault(
+                "race on shared memory: thread %u %s byte %ld at {%x}, and no barrier lies between this and "
+                "warp %u's access at {%x}",
+                current, kVerb[int(kind)], offset, code, other->warp, other->code);
+        }
+        if (kind == Kind::load) {
+            shared.readers.join(code);
+        } else {
+            shared.writer.join(code);
+            shared.block = blocks;
+        }
+    }
 }
 
-void fault(const char* format, ...)
+// ---- global memory: inside the array, and written once -------------------------------------------
+
+void check_array(const Array& array, const char* address, int size, Kind kind, uint32_t code)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    const int start =
-        snprintf(message, sizeof message, "block (%u, %u, %u): ", blockIdx.x, blockIdx.y, blockIdx.z);
-    vsnprintf(message + start, sizeof message - start, format, arguments);
-    va_end(arguments);
-    _longjmp(abandon, 1);
+    for (const char* byte = address; byte < address + size; ++byte) {
+        uint8_t& flags = array.flags[byte - array.begin];
+        if (byte >= array.end || !(flags & kElement)) {
+            fault("thread %u %s argument %u outside its elements, %d bytes at byte %ld, at {%x}", current,
+                  kVerb[int(kind)], array.argument, size, long(address - array.first), code);
+        }
+        if (kind != Kind::store && !(flags & kKnown)) {
+            fault("thread %u %s byte %ld of argument %u, which nobody wrote, at {%x}", current,
+                  kVerb[int(kind)], long(byte - array.first), array.argument, code);
+        }
+        if (kind == Kind::load)
+            continue;
+        if (!array.writable) {
+            fault("thread %u writes to argument %u, which is const, at {%x}", current, array.argument, code);
+        }
+        if (flags & kOnce && flags & kWritten) {
+            fault("thread %u writes byte %ld of argument %u, which was written before, at {%x}", current,
+                  long(byte - array.first), array.argument, code);
+        }
+        flags |= kKnown | kWritten;
+    }
+}
+
+// ---- every access comes here ---------------------------------------------------------------------
+
+void access(const void* pointer, int size, Kind kind, const void* site)
+{
+    const char* const address = static_cast<const char*>(pointer);
+    const Module& module = *launch->module;
+    const char* const stack = threads[current].stack.get();
+    if (address >= stack && address < stack + kStackSize)
+        return;
+    const uint32_t code = uint32_t(static_cast<const char*>(site) - 1 - module.image_begin); // in the call
+    if (address >= module.shared_begin && address < module.shared_end)
+        return check_shared(address, size, kind, code);
+    for (const Array* array = launch->arrays; array < launch->arrays + launch->array_count; ++array) {
+        if (address >= array->begin && address < array->end)
+            return check_array(*array, address, size, kind, code);
+    }
+    // threadIdx and the like, and constants
+    const bool own_data = address >= __ehdr_start && address < _end;
+    const bool constant =
+        kind == Kind::load && address >= module.image_begin && address < module.shared_begin;
+    if (own_data || constant)
+        return;
+    fault("thread %u %s memory that belongs to no array, at {%x}", current, kVerb[int(kind)], code);
+}
+
+} // namespace
+
+void observe_atomic(void* address, int size, void* site)
+{
+    access(address, size, Kind::atomic, site);
 }
 
 } // namespace hostcuda
@@ -261,4 +405,36 @@ extern "C" const char* hostcuda_launch(const hostcuda::Launch* what)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
                 run_block(random);
     return message;
+}
+
+// ---- the calls of -fsanitize=thread --------------------------------------------------------------
+
+#define HOSTCUDA_CALL(name, size, kind)                                                                      \
+    void __tsan_##name##size(void* address)                                                                  \
+    {                                                                                                        \
+        hostcuda::access(address, size, hostcuda::Kind::kind, __builtin_return_address(0));                  \
+    }
+#define HOSTCUDA_CALLS(size)                                                                                 \
+    HOSTCUDA_CALL(read, size, load)                                                                          \
+    HOSTCUDA_CALL(write, size, store)                                                                        \
+    HOSTCUDA_CALL(unaligned_read, size, load)                                                                \
+    HOSTCUDA_CALL(unaligned_write, size, store)
+
+extern "C" {
+HOSTCUDA_CALLS(1)
+HOSTCUDA_CALLS(2)
+HOSTCUDA_CALLS(4)
+HOSTCUDA_CALLS(8)
+HOSTCUDA_CALLS(16)
+void __tsan_read_range(void* address, std::size_t size)
+{
+    hostcuda::access(address, int(size), hostcuda::Kind::load, __builtin_return_address(0));
+}
+void __tsan_write_range(void* address, std::size_t size)
+{
+    hostcuda::access(address, int(size), hostcuda::Kind::store, __builtin_return_address(0));
+}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit(void*) {}
 }
