@@ -38,13 +38,7 @@ Build = Literal["plain", "observed", "sanitized"]
 KERNEL_FLAGS: dict[Build, list[str]] = {
     "plain": ["-Og"],
     "observed": ["-O1", *LINES, "-DHOSTCUDA_OBSERVED=1", "-fsanitize=thread"],
-    "sanitized": [
-        "-Og",
-        *LINES,
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-fno-omit-frame-pointer",
-    ],
+    "sanitized": ["-Og", *LINES, "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 """Little optimisation: g++ takes far longer than the kernels run, and `__forceinline__` holds anyway."""
 
