@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ from . import module
 from .build import KERNELS, Build, build_kernel
 from .memory import POISON, Fault, NDArray, Placed, poison
 
-Argument = Placed | tuple[Placed, ...] | bytes
-"""An array for a pointer; several for a struct of pointers to const; bytes for a value."""
+Argument = tuple[Placed, ...] | bytes
+"""Arrays for a pointer or a struct of them; bytes for a value."""
 Mode = Literal["plain", "observed", "shuffled", "sanitized"]
 
 
@@ -73,22 +73,21 @@ def launches_of(
     if not plan.reads_output:
         output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
     once = not plan.atomic_output
-    arguments: list[Argument] = [Placed(input_array), Placed(output_array, writable=True, once=once)]
+    arguments: list[Argument] = [(Placed(input_array),), (Placed(output_array, writable=True, once=once),)]
     if positions is not None:
-        arguments.append(Placed(positions))
+        arguments.append((Placed(positions),))
     if plan.takes_window:
         arguments.append(bytes(8) if window is None else tuple(map(Placed, window)))
     if weight_out is not None:
-        arguments.append(Placed(weight_out, writable=True, once=once))
+        arguments.append((Placed(weight_out, writable=True, once=once),))
     launches: list[tuple[Plan, tuple[Argument, ...]]] = []
     if plan.scratch_bytes:
-        scratch = Placed(scratch_of(plan), writable=True, known=plan.zeroed_bytes)
+        scratch = (Placed(scratch_of(plan), writable=True, known=plan.zeroed_bytes),)
         launches = [(step, (arguments[2], scratch, step.parameters)) for step in plan.prologue]
         arguments.append(scratch)
     yield [*launches, (plan, (*arguments, plan.parameters))]
-    for number, argument in enumerate(arguments):
-        for placed in arrays_of(argument):
-            placed.bring_back(f"argument {number} of {plan.symbol}")
+    for number, placed in arrays_of(arguments):
+        placed.bring_back(f"argument {number} of {plan.symbol}")
 
 
 def scratch_of(plan: Plan) -> NDArray:
@@ -101,17 +100,16 @@ def scratch_of(plan: Plan) -> NDArray:
 def _launch(path: Path, step: Plan, arguments: tuple[Argument, ...], build: Build, seed: int) -> str:
     """Run one launch in this process; return what it did wrong."""
     kernel, arrays = module.load(path), []
-    for number, argument in enumerate(arguments):
-        for placed in arrays_of(argument):
-            end = placed.start + placed.memory.size
-            array = module.Array(placed.start, end, number, placed.writable, placed.pointer)
-            if build == "observed":
-                array.flags = placed.flags.ctypes.data
-            if build == "sanitized":
-                behind = placed.start + placed.front + placed.span
-                for begin, size in ((placed.start, placed.front), (behind, end - behind)):
-                    kernel.library.__asan_poison_memory_region(ctypes.c_void_p(begin), ctypes.c_size_t(size))
-            arrays.append(array)
+    for number, placed in arrays_of(arguments):
+        end = placed.start + placed.memory.size
+        array = module.Array(placed.start, end, number, placed.writable, placed.pointer)
+        if build == "observed":
+            array.flags = placed.flags.ctypes.data
+        if build == "sanitized":
+            behind = placed.start + placed.front + placed.span
+            for begin, size in ((placed.start, placed.front), (behind, end - behind)):
+                kernel.library.__asan_poison_memory_region(ctypes.c_void_p(begin), ctypes.c_size_t(size))
+        arrays.append(array)
     return kernel.launch(step.grid, step.block, list(map(bytes_of, arguments)), arrays, seed)
 
 
@@ -133,18 +131,16 @@ def in_a_child(launch: Callable[[], str]) -> str:
         return message or "the process ended" * bool(status)
 
 
-def arrays_of(argument: Argument) -> tuple[Placed, ...]:
-    """Return the arrays of an argument."""
-    if isinstance(argument, tuple):
-        return argument
-    return (argument,) if isinstance(argument, Placed) else ()
+def arrays_of(arguments: Sequence[Argument]) -> Iterator[tuple[int, Placed]]:
+    """Yield the arrays of arguments, with the argument's number."""
+    for number, argument in enumerate(arguments):
+        if not isinstance(argument, bytes):
+            yield from ((number, placed) for placed in argument)
 
 
 def bytes_of(argument: Argument) -> bytes:
     """Return the value of an argument that a kernel gets; addresses of arrays."""
-    if isinstance(argument, bytes):
-        return argument
-    return b"".join(bytes(placed.pointer) for placed in arrays_of(argument))
+    return argument if isinstance(argument, bytes) else b"".join(bytes(placed.pointer) for placed in argument)
 
 
 def _with_lines(path: Path, message: str) -> str:

@@ -421,10 +421,9 @@ def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels
     shared_bytes = cubin.resources(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
     arrays = []
-    for number, argument in enumerate(arguments):
-        for placed in arrays_of(argument):
-            begin = placed.start + placed.front
-            arrays.append(Array(begin, begin + placed.span, number, placed.writable))
+    for number, placed in arrays_of(arguments):
+        begin = placed.start + placed.front
+        arrays.append(Array(begin, begin + placed.span, number, placed.writable))
     counters = Counters()
     given = (Array * len(arrays))(*arrays)  # which ctypes would not keep alive for a field of a base class
     constants = np.frombuffer(_constants(architecture, plan, b"".join(map(bytes_of, arguments)), kernels), np.uint8)
