@@ -376,8 +376,6 @@ class MemoryPool:
 
     def malloc(self, size):
         rounded = -(-size // UNIT) * UNIT
-        for hook in _thread.hooks.values():
-            hook.malloc_preprocess(size=size)
         if not rounded:
             return MemoryPointer(Memory(0), 0)
         memory = None
@@ -412,10 +410,10 @@ class MemoryHook:
     def __exit__(self, *_):
         del _thread.hooks[self.name]
 
-    def malloc_preprocess(self, **kwargs):
-        """Do nothing, as the others."""
+    def malloc_postprocess(self, **kwargs):
+        """Do nothing, as the other one."""
 
-    malloc_postprocess = free_postprocess = malloc_preprocess
+    free_postprocess = malloc_postprocess
 
 
 _default_pool = MemoryPool()
