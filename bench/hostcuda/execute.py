@@ -53,7 +53,7 @@ def run(
         for step, arguments in launches:
             kernel = build_kernel(kernels / step.source, step.symbol, step.defines, build)
             launch = partial(_launch, kernel, step, arguments, build, seed + 1 if mode == "shuffled" else 0)
-            if message := in_a_child(launch) if build == "sanitized" else launch():
+            if message := _in_a_child(launch) if build == "sanitized" else launch():
                 raise Fault(f"{step.symbol}: {_with_lines(kernel, message)}")
 
 
@@ -113,7 +113,7 @@ def _launch(path: Path, step: Plan, arguments: tuple[Argument, ...], build: Buil
     return kernel.launch(step.grid, step.block, list(map(bytes_of, arguments)), arrays, seed)
 
 
-def in_a_child(launch: Callable[[], str]) -> str:
+def _in_a_child(launch: Callable[[], str]) -> str:
     """Launch in a child of this process, which sanitizers end when they find an error; return what they report."""
     with tempfile.TemporaryFile() as report, warnings.catch_warnings(action="ignore"):
         child = os.fork()  # whose other threads, of which there may be warnings, are none of the kernel's
@@ -128,7 +128,7 @@ def in_a_child(launch: Callable[[], str]) -> str:
         _, status = os.waitpid(child, 0)
         report.seek(0)
         message = report.read().decode(errors="replace").partition("Shadow bytes around")[0]
-        return message or "the process ended" * bool(status)
+        return message or ("the process ended" if status else "")
 
 
 def arrays_of(arguments: Sequence[Argument]) -> Iterator[tuple[int, Placed]]:
