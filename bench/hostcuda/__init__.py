@@ -1,17 +1,9 @@
 """Runs the CUDA kernels on the CPU, from their unmodified sources; see README.md in this folder."""
 
 from . import cubin, nvcc
-from .build import BuildError, unavailable
+from .build import unavailable
 from .execute import run
 from .machine import work
 from .memory import Fault
 
-__all__ = [
-    "BuildError",
-    "Fault",
-    "cubin",
-    "nvcc",
-    "run",
-    "unavailable",
-    "work",
-]
+__all__ = ["Fault", "cubin", "nvcc", "run", "unavailable", "work"]
