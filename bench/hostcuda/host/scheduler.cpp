@@ -76,10 +76,12 @@ char message[4096]; // of the fault, empty if there was none
 }
 
 // Ends the turn of the thread that runs now, until its next one.
-void stop(State state)
+void stop(State state, int line = 0)
 {
-    threads[current].state = state;
-    if (!_setjmp(threads[current].resume))
+    Thread& thread = threads[current];
+    thread.state = state;
+    thread.line = line;
+    if (!_setjmp(thread.resume))
         _longjmp(scheduler, 1);
 }
 
@@ -109,12 +111,6 @@ void take_turn(uint32_t number)
     first.uc_stack.ss_size = kStackSize;
     makecontext(&first, run_thread, 0);
     setcontext(&first);
-}
-
-void wait(State state, int line)
-{
-    threads[current].line = line;
-    stop(state);
 }
 
 // Opens the barrier that a thread waits at, if all threads that it names and that have not returned wait
@@ -201,7 +197,7 @@ void run_block(std::minstd_rand& random)
 
 void wait_for_block(int line)
 {
-    wait(State::waits_for_block, line);
+    stop(State::waits_for_block, line);
 }
 
 void wait_for_warp(unsigned mask, int line, bool orders)
@@ -210,7 +206,7 @@ void wait_for_warp(unsigned mask, int line, bool orders)
         fault("line %d: lane %u waits at a warp barrier whose mask is %#x", line, lane(), mask);
     threads[current].mask = mask;
     threads[current].orders = orders;
-    wait(State::waits_for_warp, line);
+    stop(State::waits_for_warp, line);
 }
 
 unsigned lane()
