@@ -63,9 +63,8 @@ using Line = Blocks::Line;
 struct Parameters : Sliding {
     Divisor places[rank]; // blocks, along the last axis what threads have of them
     Offset row_blocks;    // along the last axis
-    Divisor channels;
+    Divisor planes;
     Offset threads;
-    long long image_batch_step, image_channel_step;
 };
 
 // The compiler leaves out what no tap takes.
@@ -109,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         pixel[axis] = p.places[axis].split(rest) * p.stride[axis] - p.pad[axis];
         image_offset += pixel[axis] * p.pixel_step[axis];
     }
-    const Offset channel = p.channels.split(rest), batch = rest;
-    const Scalar* from = image + batch * p.image_batch_step + channel * p.image_channel_step + image_offset;
+    const Offset plane = p.planes.split(rest), batch = rest;
+    const Scalar* from = image + batch * p.image_batch_step + plane * p.image_plane_step + image_offset;
     keep(from);
 
     Line lines[rows];

@@ -30,15 +30,12 @@ constexpr int resident = takes_more_registers ? 2 : word > 1 && 5 * THREADS <= m
 static_assert(word == 1 || !windowed, "taps have weights one by one");
 
 struct Parameters : Sliding {
-    Offset tap_step[spatial_rank];   // elements of the columns from one tap to the next
-    Offset block_step[spatial_rank]; // elements of the columns from one block to the next
-    Divisor kernel[spatial_rank];    // taps, along the last axis words of them
-    Divisor places[spatial_rank];    // blocks, along the last axis what threads have of them
-    Offset row_blocks;               // along the last axis
-    Divisor channels;
+    Offset tap_step[spatial_rank], block_step[spatial_rank];
+    Divisor kernel[spatial_rank]; // taps, along the last axis words of them
+    Divisor places[spatial_rank]; // blocks, along the last axis what threads have of them
+    Offset row_blocks;            // along the last axis
+    Divisor planes;
     Offset threads; // one per word of taps, place and plane
-    long long image_batch_step, image_channel_step;
-    long long columns_batch_step, columns_channel_step;
 };
 
 template <int blocks>
@@ -62,9 +59,9 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         image_offset += pixel[axis] * p.pixel_step[axis];
         columns_offset += tap[axis] * p.tap_step[axis] + block[axis] * p.block_step[axis];
     }
-    const Offset channel = p.channels.split(rest), batch = rest;
-    image += batch * p.image_batch_step + channel * p.image_channel_step + image_offset;
-    columns += batch * p.columns_batch_step + channel * p.columns_channel_step + columns_offset;
+    const Offset plane = p.planes.split(rest), batch = rest;
+    image += batch * p.image_batch_step + plane * p.image_plane_step + image_offset;
+    columns += batch * p.columns_batch_step + plane * p.columns_plane_step + columns_offset;
 
     Weight weight = 0;
     if constexpr (windowed) {

@@ -9,13 +9,11 @@ constexpr bool padded = PADDED;                  // else every tap of a block is
 struct Runs : Sliding {
     Divisor kernel[spatial_rank];
     Divisor blocks[spatial_rank];
-    Divisor pieces;      // of a row
-    Offset all_pieces;   // of a block
-    Offset own_pieces;   // of these, of a row of thread blocks: whole chunks of them
-    Offset tap_step;     // elements of the columns from one tap to the next
+    Divisor pieces;    // of a row
+    Offset all_pieces; // of a block
+    Offset own_pieces; // of these, of a row of thread blocks: whole chunks of them
+    Offset tap_step;
     Offset plane_blocks; // of all axes
     Divisor runs;        // of a plane
     Divisor planes;
-    long long image_batch_step, image_plane_step;
-    long long columns_batch_step, columns_plane_step;
 };

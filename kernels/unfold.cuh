@@ -22,8 +22,8 @@ constexpr Offset chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 
 struct Parameters : Sliding {
-    Offset block_step[spatial_rank]; // elements of the columns from one block to the next
-    Offset tap_step;                 // elements of the columns from one tap to the next
+    Offset block_step[spatial_rank];
+    Offset tap_step;
     Divisor blocks[spatial_rank];
     Divisor kernel[spatial_rank];
     Divisor plane_groups;
@@ -32,8 +32,6 @@ struct Parameters : Sliding {
     Offset chunks; // of all taps of a block
     Offset chunks_per_thread;
     Offset threads; // along x, one per block and group of planes
-    long long image_batch_step, image_plane_step;
-    long long columns_batch_step, columns_plane_step;
 };
 
 // Where a thread works; tap 0 of its block may lie outside the image.

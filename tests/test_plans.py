@@ -31,8 +31,8 @@ from gpufold.geometry import (
 from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
-from gpufold.gpu.variants.moves import LINE_BYTES, MovedAxis, Moves
 from gpufold.gpu.variants.runs import _laid_out
+from gpufold.gpu.variants.views import LINE_BYTES, View, ViewAxis
 from gpufold.operations import variants
 
 
@@ -657,11 +657,11 @@ def test_the_last_pixel_of_a_run_has_room_where_elements_are_left_out_between_li
     for _ in range(4000):
         itemsize, taps, stride = rng.choice((1, 2, 4, 8)), rng.randint(2, 40), rng.choice((2, 4, 6, 8, 12, 16))
         blocks = rng.randint(16, 600)
-        row = MovedAxis((blocks - 1) * stride + taps, taps, stride, 1, 0, blocks, 1, blocks, 1)
-        moves = Moves(itemsize, 256, True, 1, 3, 0, row.size, 0, taps * blocks, (row,))
-        laid = _laid_out(moves, rng.choice((64, 128, 256, 512)), apart=False)
+        row = ViewAxis((blocks - 1) * stride + taps, taps, stride, 1, 0, blocks, 1, blocks, 1)
+        view = View(itemsize, 256, True, 1, 3, 0, row.size, 0, taps * blocks, (row,))
+        laid = _laid_out(view, rng.choice((64, 128, 256, 512)), apart=False)
         last, before = laid.run + 32 // itemsize - 2, rng.randrange(blocks)
         pixel = last * stride + (before + last) // blocks * (laid.row * laid.word - blocks * stride)
         pixel += laid.word - 1 + laid.lead + taps - 1
         left_out = pixel // (LINE_BYTES // itemsize) * max(1, 4 // itemsize) if laid.skewed else 0
-        assert pixel + left_out < laid.size, (moves, laid)
+        assert pixel + left_out < laid.size, (view, laid)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpufold.gpu.plan import H200, Device, Plan
-from gpufold.gpu.variants.moves import WIDEST_WORD
+from gpufold.gpu.variants.views import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS

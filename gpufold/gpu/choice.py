@@ -8,10 +8,10 @@ from math import prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
-from gpufold.gpu.variants import add_blocks, im2col, space_to_batch
-from gpufold.gpu.variants.columns import ColumnsView, taps_per_pixel, view_of
-from gpufold.gpu.variants.moves import SECTOR_BYTES, WIDEST_WORD, Moves
+from gpufold.gpu.variants import add_blocks, im2col, space
+from gpufold.gpu.variants.columns import view_of
 from gpufold.gpu.variants.placed import placed_view
+from gpufold.gpu.variants.views import SECTOR_BYTES, WIDEST_WORD, View
 
 NARROW_BYTES = 4
 """Elements of fewer bytes take as many instructions each as wider ones."""
@@ -30,17 +30,17 @@ def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
     For elements of one byte with many taps per pixel, gather is faster at every stride.
     """
     view = view_of(problem)
-    row, taps = view.axes[-1], prod(map(taps_per_pixel, view.axes))
+    row, taps = view.axes[-1], prod(axis.taps_per_pixel for axis in view.axes)
     if view.taps_are_closest and _overlaps_densely(view):
         yield "gather_blocks", "the taps of a block lie closer in memory than its blocks, which overlap densely"
-    if view.taps_are_closest or (row.stride == 1 and (view.element.itemsize > 1 or taps < SECTOR_BYTES)):
+    if view.taps_are_closest or (row.stride == 1 and (view.itemsize > 1 or taps < SECTOR_BYTES)):
         yield "gather_pixels", ""
     if row.size >= row.stride:
         yield "gather", ""
     yield "gather_pixels", ""
 
 
-def _overlaps_densely(view: ColumnsView) -> bool:
+def _overlaps_densely(view: View) -> bool:
     """Return whether contiguous blocks overlap so much that rows of taps should go through shared memory."""
     *outer, row = view.axes
     return (
@@ -48,7 +48,7 @@ def _overlaps_densely(view: ColumnsView) -> bool:
         and row.stride < row.kernel
         and (row.stride == 1 or sum(axis.kernel > 1 for axis in outer) == 1)
         and row.blocks >= 2 * row.kernel
-        and prod(view.kernel) * min(view.element.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
+        and view.taps * min(view.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
     )
 
 
@@ -70,41 +70,41 @@ APART_BYTES = 128
 
 def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the preferred variants of im2col, with reasons."""
-    view = im2col.columns_of(problem)
+    view = view_of(problem)
     if view.taps_are_closest:
-        if im2col.words_of_taps(problem, view)["WORD"] * problem.element.itemsize < TAPS_BYTES:
+        if im2col.words_of_taps(problem)["WORD"] * view.itemsize < TAPS_BYTES:
             yield "packed", ""
         yield "taps", "the taps of a block lie closer in memory than its blocks"
-    elif im2col.even_tap_step(view) is None:
+    elif not view.taps_are_even:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
-        moves = im2col.moves_of(problem)
-        is_weighed = problem.fusion.window != "none" and len(moves.axes) > 1  # each pixel is looked for in the padding
-        if not (is_weighed and any(axis.pad for axis in moves.axes)) and _is_better_staged(moves):
+        view = im2col.simplified_view_of(problem)
+        is_weighed = problem.fusion.window != "none" and len(view.axes) > 1  # each pixel is looked for in the padding
+        if not (is_weighed and any(axis.pad for axis in view.axes)) and _is_better_staged(view):
             yield "staged", ""
-        if prod(axis.blocks for axis in moves.axes) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(moves):
+        if prod(view.blocks) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(view):
             yield "runs", ""
         yield "per_block", ""
 
 
-def _is_better_staged(moves: Moves) -> bool:
+def _is_better_staged(view: View) -> bool:
     """Return whether threads of neighbouring blocks would load pixels far apart, or the same pixels many times."""
-    row, itemsize = moves.axes[-1], moves.itemsize
-    if prod(axis.blocks for axis in moves.axes) * row.stride < LEAST_PIXELS_OF_STAGED:
+    row, itemsize = view.axes[-1], view.itemsize
+    if prod(view.blocks) * row.stride < LEAST_PIXELS_OF_STAGED:
         return False
-    if row.pixel_step != 1:
-        return row.kernel > 1 and abs(row.pixel_step) * itemsize >= APART_BYTES
+    if row.pixel_stride != 1:
+        return row.kernel > 1 and abs(row.pixel_stride) * itemsize >= APART_BYTES
     if row.stride * itemsize >= FAR_BYTES:
         return row.kernel >= FAR_TAPS and (itemsize >= NARROW_BYTES or row.kernel * row.dilation > row.stride)
     return row.kernel >= WIDE_TAPS and (itemsize > 1 or row.stride == 1)
 
 
-def _stores_better_in_runs(moves: Moves) -> bool:
+def _stores_better_in_runs(view: View) -> bool:
     """Whether rows are no whole sectors, or blocks of long elements overlap."""
-    if moves.itemsize >= NARROW_BYTES and any(axis.kernel * axis.dilation > axis.stride for axis in moves.axes):
+    if view.itemsize >= NARROW_BYTES and any(axis.kernel * axis.dilation > axis.stride for axis in view.axes):
         return True
-    padded_bytes = moves.itemsize == 1 and any(axis.pad for axis in moves.axes)
-    return moves.tap_step * moves.itemsize % SECTOR_BYTES > 0 and not padded_bytes
+    padded_bytes = view.itemsize == 1 and any(axis.pad for axis in view.axes)
+    return view.tap_stride * view.itemsize % SECTOR_BYTES > 0 and not padded_bytes
 
 
 # ---------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
 def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield deinterleave if it stores words or elements are narrow, then per_block."""
     with suppress(Unsupported):
-        stored, _ = space_to_batch.blocks_taken_apart(problem)
+        stored, _ = space.blocks_taken_apart(problem)
         if stored > 1 or problem.element.itemsize < NARROW_BYTES:
             yield "deinterleave", ""
     yield "per_block", ""

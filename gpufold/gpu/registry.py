@@ -14,10 +14,10 @@ from gpufold.given import word
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import add_blocks, batch_to_space, col2im, im2col, space_to_batch
+from gpufold.gpu.variants import add_blocks, col2im, im2col, space
 from gpufold.gpu.variants.average import elementwise
 from gpufold.gpu.variants.binned import binned
-from gpufold.gpu.variants.blockwise import as_columns
+from gpufold.gpu.variants.columns import as_columns
 from gpufold.gpu.variants.runs import runs, staged
 from gpufold.gpu.variants.take_blocks import per_element
 from gpufold.gpu.variants.whole_blocks import gather_blocks
@@ -33,8 +33,8 @@ _IM2COL = _by_name(im2col.per_block, im2col.packed, runs, staged, im2col.taps)
 VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "col2im": _COL2IM,
     "im2col": _IM2COL,
-    "batch_to_space": _by_name(batch_to_space.index_map, batch_to_space.packed),
-    "space_to_batch": _by_name(space_to_batch.deinterleave, space_to_batch.per_block),
+    "batch_to_space": _by_name(space.index_map, space.packed),
+    "space_to_batch": _by_name(space.deinterleave, space.per_block),
     "blocks_to_array": _COL2IM,
     "array_to_blocks": _IM2COL,
     "add_blocks": _by_name(add_blocks.output_driven, binned, add_blocks.atomic),

@@ -9,8 +9,8 @@ from math import prod
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor
 from gpufold.gpu.plan import POINTER_BYTES, LaunchShape, Plan, Problem, check_atomics
-from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
+from gpufold.gpu.variants.views import WARP
 
 SUM_BYTES, LOADED_BYTES = 128, 192
 """Most bytes of the sums that a thread keeps in registers, and of its loads in flight."""

@@ -8,7 +8,7 @@ from operator import mul
 from gpufold.geometry import AverageGeometry, merged_axes
 from gpufold.gpu.parameters import divisor, offset, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan
-from gpufold.gpu.variants.moves import MOVING_THREADS
+from gpufold.gpu.variants.views import MOVING_THREADS
 
 THREAD_BYTES = 32
 MAX_ELEMENTS = 4

@@ -10,8 +10,8 @@ from math import prod
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor, offset, offset_bits
 from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, LaunchShape, Plan, Problem, grid_of, specialisation
-from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import THREADS, PlacedView, bits_of, placed_plan, placed_view, tiles_of
+from gpufold.gpu.variants.views import WARP
 
 COLUMNS = WARP
 """Pixels of a tile's row, one per lane."""

@@ -8,9 +8,9 @@ from gpufold.calls import Unsupported
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, check_atomics, planes_per_thread
-from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
-from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, SECTOR_BYTES, WARP, WIDEST_WORD
+from gpufold.gpu.variants.columns import view_of
 from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
+from gpufold.gpu.variants.views import MOVING_THREADS, PLANES_PER_THREAD, SECTOR_BYTES, WARP, WIDEST_WORD
 
 THREADS = 128
 """Threads of a thread block: a multiprocessor has registers for five to seven such blocks, but only for two or three of
@@ -30,11 +30,11 @@ def _planes(problem: Problem, part: int, places: int, compiled: int) -> tuple[in
     plane, as measured on an H100. They are no candidate if most planes of a thread would repeat another.
     """
     view, device = view_of(problem), problem.device
-    if compiled == 1 or 2 * view.channels <= compiled:
+    if compiled == 1 or 2 * view.planes <= compiled:
         return (1,)
-    loaded = part * prod(map(taps_per_pixel, view.axes)) * view.element.itemsize
+    loaded = part * prod(axis.taps_per_pixel for axis in view.axes) * view.itemsize
     enough = device.multiprocessors * device.threads_per_multiprocessor
-    fills = planes_per_thread(view.channels, view.batch * places, compiled, enough) == compiled
+    fills = planes_per_thread(view.planes, view.batch * places, compiled, enough) == compiled
     several = fills and (loaded < SECTOR_BYTES or problem.fusion.window != "none")
     return (compiled, 1) if several else (1, compiled)
 
@@ -52,9 +52,9 @@ RUN_BYTES = 16
 def gather(problem: Problem) -> tuple[Plan, ...]:
     """Plan kernels/col2im_gather.cu for parts of cells."""
     view = view_of(problem)
-    row, itemsize = view.axes[-1], view.element.itemsize
+    row, itemsize = view.axes[-1], view.itemsize
     part = max(_word(problem), PART_BYTES // itemsize // (2 if row.dilation != 1 else 1))
-    of_pixel = taps_per_pixel(row) * max(1, itemsize // 4)
+    of_pixel = row.taps_per_pixel * max(1, itemsize // 4)
     while part > _word(problem) and (part * of_pixel > PLANE_REGISTERS or part >= 2 * row.stride):
         part //= 2
     planes, weighed = PLANES_PER_THREAD // 2, problem.fusion.window != "none"
@@ -76,12 +76,13 @@ def gather_pixels(problem: Problem) -> tuple[Plan, ...]:
 def _pixels_with_words_of_taps(problem: Problem) -> int:
     """Return the number of pixels whose taps are one word, if both arrays consist of such words, else 1."""
     view = view_of(problem)
-    row, itemsizes = view.axes[-1], (problem.call.source_element.itemsize, view.element.itemsize)
+    *outer, row = view.axes
+    itemsizes = problem.call.source_element.itemsize, view.itemsize
     word = gcd(WIDEST_WORD // max(itemsizes), row.kernel, row.stride) if row.dilation == 1 else 1
-    columns = (*view.tap_strides[:-1], *view.block_strides, view.columns_channel, view.columns_batch)
-    image = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
-    whole = not any(extent % word for extent in (row.pad_begin, row.size, *columns, *image))
-    follow = view.tap_strides[-1] == view.pixel_strides[-1] == 1
+    columns = (*view.tap_strides[:-1], *(axis.block_stride for axis in view.axes), *view.blocks_strides)
+    image = (*(axis.pixel_stride for axis in outer), *view.array_strides)
+    whole = not any(extent % word for extent in (row.pad, row.size, *columns, *image))
+    follow = row.tap_stride == row.pixel_stride == 1
     alignments = problem.input.alignment, problem.output.alignment
     aligned = not any(at % (word * size) for at, size in zip(alignments, itemsizes, strict=True))
     return word if whole and follow and aligned else 1
@@ -95,30 +96,33 @@ def _word(problem: Problem) -> int:
 
 def _stores_words(problem: Problem, word: int) -> bool:
     """Return whether rows of the image, counted from the padding, consist of aligned words of `word` pixels."""
-    view, row = view_of(problem), view_of(problem).axes[-1]
-    steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
-    aligned = problem.output.alignment % (word * view.element.itemsize) == 0
-    return word > 1 and view.pixel_strides[-1] == 1 and aligned and not any(step % word for step in steps)
+    view = view_of(problem)
+    *outer, row = view.axes
+    steps = (*(axis.pixel_stride for axis in outer), *view.array_strides, row.size, row.pad)
+    aligned = problem.output.alignment % (word * view.itemsize) == 0
+    return word > 1 and row.pixel_stride == 1 and aligned and not any(step % word for step in steps)
 
 
 def _plans(problem: Problem, variant: str, part: int, at_most: int) -> tuple[Plan, ...]:
     """Plan threads that own `part` neighbouring pixels and are numbered by pixels or by parts of cells."""
     view = view_of(problem)
     *outer, row = view.axes
-    itemsize, of_pixels = view.element.itemsize, variant == "gather_pixels"
+    itemsize, of_pixels = view.itemsize, variant == "gather_pixels"
     if of_pixels:
         extents: Size = (*(axis.size for axis in outer), row.size // part)
         cells, past_row = (1,) * len(view.axes), 0
         word, words = part, part > 1
     else:
-        extents, cells = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part)), cells_of(view)
-        past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
+        extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
+        in_row = (row.pad + row.size - 1) // row.stride - row.pad // row.stride + 1  # cells begin where blocks do
+        cells = (*(-(-axis.size // axis.stride) for axis in outer), in_row)
+        past_row = (row.stride + part) * (1 + abs(row.tap_stride) + abs(row.pixel_stride))
         word = _word(problem)
         words = _stores_words(problem, word)
     places = prod(extents) * prod(cells)
 
     def plan(planes: int) -> Plan:
-        groups = -(-view.channels // planes)
+        groups = -(-view.planes // planes)
         items = view.batch * groups * places
         bits = offset_bits(largest_offset(view) + past_row, items + THREADS)
         tile_bytes = THREADS // WARP * -(-planes * (WARP + 1) * part * itemsize // 16) * 16 + THREADS * RUN_BYTES
@@ -129,8 +133,8 @@ def _plans(problem: Problem, variant: str, part: int, at_most: int) -> tuple[Pla
             f"each thread adds up the taps of {_counted(part, 'neighbouring pixel')} of {_counted(planes, 'plane')}, "
             f"stored {f'in words of {word * itemsize} bytes' if words else 'one by one'}",
             {
-                "in_front": offset(row.pad_begin % row.stride),
-                "first_block": offset(row.pad_begin // row.stride),
+                "in_front": offset(row.pad % row.stride),
+                "first_block": offset(row.pad // row.stride),
                 "by_cells": divisor(cells),
             },
             {"source": "col2im_gather.cu", "symbol": "col2im_gather" + "_words" * words + "_planes" * (planes > 1)},
@@ -155,13 +159,12 @@ def atomic(problem: Problem) -> Plan:
         raise Unsupported("atomic cannot divide a pixel, whose last addition no thread knows of")
     if not problem.fusion.accumulate and not are_contiguous(problem.output.shape, problem.output.strides):
         raise Unsupported("atomic zeroes the image first, so out must be C-contiguous")
-    kernel = tuple(axis.kernel for axis in view.axes)
-    items = view.planes * prod(kernel) * prod(view.blocks)
+    items = view.batch * view.planes * view.taps * prod(view.blocks)
     bits = offset_bits(largest_offset(view), items + MOVING_THREADS)
     return sum_plan(
         problem,
         "atomic",
-        LaunchShape(items, MOVING_THREADS, MOVING_THREADS, view.blocks, view.channels, bits),
+        LaunchShape(items, MOVING_THREADS, MOVING_THREADS, view.blocks, view.planes, bits),
         "each thread adds one element of the columns to its pixel with an atomic operation",
-        {"by_tap": divisor(kernel)},
+        {"by_tap": divisor(view.kernel)},
     )

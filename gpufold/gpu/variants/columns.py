@@ -1,121 +1,74 @@
-"""Columns and image as the kernels of col2im and im2col see them: strides, cells and fused arithmetic."""
+"""Columns and image of col2im and im2col as the blocks and the array of a View, and their fused arithmetic."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
-from math import gcd, inf, prod
+from math import gcd, prod
 
 from gpufold.calls import PLAIN
-from gpufold.elements import ElementType
-from gpufold.geometry import Axis, Size, SlidingGeometry
+from gpufold.geometry import BlocksGeometry, SlidingGeometry, blocks_as_columns
 from gpufold.gpu.parameters import contiguous_strides
-from gpufold.gpu.plan import Problem
+from gpufold.gpu.plan import Operand, Problem
+from gpufold.gpu.variants.views import View, ViewAxis
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsView:
-    """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides.
-
-    The strides of a single batch or channel are 0, which every word divides.
-    """
-
-    axes: tuple[Axis, ...]
-    element: ElementType
-    batch: int
-    channels: int
-    """Planes at even distances in both arrays: N*C if the layouts allow, else C."""
-    columns_batch: int
-    columns_channel: int
-    tap_strides: Size
-    block_strides: Size
-    image_batch: int
-    image_channel: int
-    pixel_strides: Size
-
-    @property
-    def kernel(self) -> Size:
-        return tuple(axis.kernel for axis in self.axes)
-
-    @property
-    def planes(self) -> int:
-        return self.batch * self.channels
-
-    @property
-    def blocks(self) -> Size:
-        return tuple(axis.blocks for axis in self.axes)
-
-    @property
-    def taps_are_closest(self) -> bool:
-        """Whether neighbouring taps are nearer to each other in memory than neighbouring blocks."""
-        taps = (abs(s) for axis, s in zip(self.axes, self.tap_strides, strict=True) if axis.kernel > 1)
-        blocks = (abs(s) for axis, s in zip(self.axes, self.block_strides, strict=True) if axis.blocks > 1)
-        return min(taps, default=inf) < min(blocks, default=inf)
+def as_columns(problem: Problem) -> Problem:
+    """Return a problem with blocks viewed as columns, and the array as an image; others unchanged."""
+    geometry, fusion = problem.geometry, problem.fusion
+    if not isinstance(geometry, BlocksGeometry):
+        return problem
+    gathers = problem.call.operation == "blocks_to_array"
+    blocks, array = (problem.input, problem.output) if gathers else (problem.output, problem.input)
+    sliding, *strides = blocks_as_columns(geometry, blocks.strides, array.strides)
+    shapes = sliding.split_columns_shape, sliding.array_shape  # without a batch axis if there is none
+    columns, image = (
+        Operand(shape, steps[-len(shape) :], operand.alignment)
+        for shape, steps, operand in zip(shapes, strides, (blocks, array), strict=True)
+    )
+    if fusion.window == "separable":  # weights are for the axes of the call
+        fusion = fusion._replace(window_axes=len(geometry.axes))
+    call = problem.call._replace(geometry=sliding, fusion=fusion)
+    input, output = (columns, image) if gathers else (image, columns)
+    return replace(problem, call=call, input=input, output=output)
 
 
 @lru_cache(maxsize=256)
-def view_of(problem: Problem) -> ColumnsView:
-    """Name every stride, and merge batch and channels into planes if the strides allow it."""
-    geometry = problem.geometry
+def view_of(problem: Problem) -> View:
+    """Name every stride, and merge batch and channels into planes if the strides allow it.
+
+    The strides of a single batch or channel are 0, which every word divides.
+    """
+    geometry, writes_blocks = problem.geometry, problem.call.operation in ("im2col", "array_to_blocks")
     assert isinstance(geometry, SlidingGeometry)
-    # No dilation moves the single tap of an axis.
-    axes = tuple(axis._replace(dilation=1) if axis.kernel == 1 else axis for axis in geometry.axes)
-    rank = len(axes)
-    batch, channels = geometry.batch, geometry.channels
-    if problem.input.shape == geometry.split_columns_shape:
-        columns_batch, columns_channel, *strides = problem.input.strides
-        tap_strides, block_strides = tuple(strides[:rank]), tuple(strides[rank:])
+    image, columns = (problem.input, problem.output) if writes_blocks else (problem.output, problem.input)
+    rank, batch, channels = len(geometry.axes), geometry.batch, geometry.channels
+    if columns.shape == geometry.split_columns_shape:
+        columns_batch, columns_channel, *strides = columns.strides
     else:
-        *lead, row, block = problem.input.strides
+        *lead, row, block = columns.strides
         columns_batch = lead[0] if lead else 0
         columns_channel = row * prod(geometry.block_shape)
-        tap_strides = tuple(row * step for step in contiguous_strides(geometry.block_shape))
-        block_strides = tuple(block * step for step in contiguous_strides(geometry.num_blocks))
-    *lead, image_channel = problem.output.strides[:-rank]
+        strides = [row * step for step in contiguous_strides(geometry.block_shape)]
+        strides += [block * step for step in contiguous_strides(geometry.num_blocks)]
+    *lead, image_channel = image.strides[:-rank]
     image_batch = lead[0] if lead else 0
     if channels == 1:
         batch, channels, columns_channel, image_channel = 1, batch, columns_batch, image_batch
-    elif columns_batch == channels * columns_channel and image_batch == channels * image_channel:
-        batch, channels = 1, batch * channels
-    return ColumnsView(
-        axes,
-        problem.element,
+    axes = zip(geometry.axes, image.strides[-rank:], strides[:rank], strides[rank:], strict=True)
+    view = View(
+        problem.element.itemsize,
+        gcd(problem.input.alignment, problem.output.alignment),
+        writes_blocks,
         batch,
         channels,
-        columns_batch if batch > 1 else 0,
-        columns_channel if channels > 1 else 0,
-        tap_strides,
-        block_strides,
         image_batch if batch > 1 else 0,
         image_channel if channels > 1 else 0,
-        problem.output.strides[-rank:],
+        columns_batch if batch > 1 else 0,
+        columns_channel if channels > 1 else 0,
+        tuple(ViewAxis.of(axis, *strides) for axis, *strides in axes),
     )
-
-
-def tap_step(axis: Axis) -> int:
-    """Return the distance of adjacent taps that land on the same pixel of an axis."""
-    return axis.stride // gcd(axis.stride, axis.dilation)
-
-
-def block_step(axis: Axis) -> int:
-    """Return the distance of the blocks of adjacent taps that land on the same pixel of an axis."""
-    return axis.dilation // gcd(axis.stride, axis.dilation)
-
-
-def taps_per_pixel(axis: Axis) -> int:
-    """Bound the number of taps that land on one pixel of an axis."""
-    return -(-axis.kernel // tap_step(axis))
-
-
-def cells_of(view: ColumnsView) -> Size:
-    """Return the number of cells of a plane along each axis; along the last axis, cells begin where blocks do."""
-    *outer, row = view.axes
-    in_row = (row.pad_begin + row.size - 1) // row.stride - row.pad_begin // row.stride + 1
-    return (*(-(-axis.size // axis.stride) for axis in outer), in_row)
-
-
-# ---------------------------------------------------------------------------------------------
-# Fused arithmetic
+    return view.with_batch_as_planes()
 
 
 def fusion_defines(problem: Problem) -> dict[str, str]:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import (
-    Field,
-    are_contiguous,
-    contiguous_strides,
-    divisor,
-    offset,
-    offset_bits,
-    wide,
-)
-from gpufold.gpu.plan import (
-    MAX_SHARED_BYTES,
-    LaunchShape,
-    Plan,
-    Problem,
-    make_plan,
-    resident_blocks,
-)
+from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits
+from gpufold.gpu.plan import MAX_SHARED_BYTES, LaunchShape, Plan, Problem, make_plan, resident_blocks
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.columns import ColumnsView, view_of
-from gpufold.gpu.variants.moves import (
+from gpufold.gpu.variants.columns import view_of
+from gpufold.gpu.variants.views import (
     LINE_BYTES,
     MOVING_THREADS,
     PACKED_REGISTERS,
     WARP,
     WIDEST_WORD,
-    MovedAxis,
-    Moves,
+    View,
     word_elements,
     word_types,
 )
@@ -45,70 +28,40 @@ PACKED_OTHERS = 24
 """Registers that a thread needs besides the pixels under its blocks: a guess."""
 
 
-def columns_of(problem: Problem) -> ColumnsView:
-    """Return the view of image and columns, as output and input of col2im."""
-    return view_of(replace(problem, input=problem.output, output=problem.input))
-
-
-def even_tap_step(view: ColumnsView) -> int | None:
-    """Return the distance of adjacent taps of a block in the columns, with all axes as one; None if it varies."""
-    axes = zip(view.kernel, view.tap_strides, contiguous_strides(view.kernel), strict=True)
-    steps = [(stride, contiguous) for extent, stride, contiguous in axes if extent > 1] or [(0, 1)]
-    tap_step, _ = steps[-1]
-    return tap_step if all(stride == contiguous * tap_step for stride, contiguous in steps) else None
-
-
-def moves_of(problem: Problem) -> Moves:
+def simplified_view_of(problem: Problem) -> View:
     """Describe a call, simplified if elements are only copied; raise Unsupported if taps are not evenly apart."""
-    view = columns_of(problem)
-    tap_step = even_tap_step(view)
-    if tap_step is None:
+    view = view_of(problem)
+    if not view.taps_are_even:
         raise Unsupported(
             f"the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
             f"are {view.tap_strides} for kernel_size={view.kernel}"
         )
-    steps = (tap_step * step for step in contiguous_strides(view.kernel))
-    axes = zip(view.axes, view.pixel_strides, steps, view.block_strides, strict=True)
-    moves = Moves(
-        itemsize=view.element.itemsize,
-        alignment=gcd(problem.input.alignment, problem.output.alignment),
-        writes_blocks=True,
-        batch=view.batch,
-        planes=view.channels,
-        array_batch_step=view.image_batch,
-        array_plane_step=view.image_channel,
-        blocks_batch_step=view.columns_batch,
-        blocks_plane_step=view.columns_channel,
-        axes=tuple(
-            MovedAxis(axis.size, axis.kernel, axis.stride, axis.dilation, axis.pad_begin, axis.blocks, *steps)
-            for axis, *steps in axes
-        ),
-    )
-    return moves.simplified() if problem.fusion.window == "none" else moves.with_batch_as_planes()
+    return view.simplified() if problem.fusion.window == "none" else view
 
 
 def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while neighbouring blocks are near."""
-    return unfold.per_block(problem, moves_of(problem))
+    return unfold.per_block(problem, simplified_view_of(problem))
 
 
-def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
+def words_of_taps(problem: Problem) -> dict[str, int]:
     """Return how many taps a thread stores at once, of how many blocks, and how it loads their pixels.
 
     Words that overlap are cut out of one line of pixels, others are loaded as they are stored.
     """
-    row, itemsize = view.axes[-1], view.element.itemsize
-    axes = tuple(zip(view.axes, view.tap_strides, view.block_strides, view.pixel_strides, strict=True))
-    stored = [row.kernel, view.columns_batch, view.columns_channel]
-    stored += [step for axis, _, step, _ in axes if axis.blocks > 1]
-    stored += [step for axis, step, _, _ in axes[:-1] if axis.kernel > 1]
-    loaded = [row.size, view.image_batch, view.image_channel]
-    loaded += [step for axis, _, _, step in axes[:-1] if axis.size > 1]
+    view = view_of(problem)
+    *outer, row = view.axes
+    itemsize = view.itemsize
+    stored = [row.kernel, *view.blocks_strides]
+    stored += [axis.block_stride for axis in view.axes if axis.blocks > 1]
+    stored += [axis.tap_stride for axis in outer if axis.kernel > 1]
+    loaded = [row.size, *view.array_strides]
+    loaded += [axis.pixel_stride for axis in outer if axis.size > 1]
     word = word_elements(itemsize, problem.output.alignment, stored)
-    at_once = word_elements(itemsize, problem.input.alignment, loaded) if view.pixel_strides[-1] == 1 else 1
-    if problem.fusion.window != "none" or view.tap_strides[-1] != 1 or row.dilation != 1:
+    at_once = word_elements(itemsize, problem.input.alignment, loaded) if row.pixel_stride == 1 else 1
+    if problem.fusion.window != "none" or row.tap_stride != 1 or row.dilation != 1:
         word = 1
-    while word > 1 and row.stride >= word and (at_once < word or row.stride % word or row.pad_begin % word):
+    while word > 1 and row.stride >= word and (at_once < word or row.stride % word or row.pad % word):
         word //= 2
     line = row.stride if row.stride < word else 0
     at_once = min(at_once, word) if line else 1
@@ -119,31 +72,26 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
 
     while registers(blocks) > TAPS_REGISTERS:
         blocks //= 2
-    before = -row.pad_begin % at_once
-    return {"BLOCKS": blocks, "WORD": word, "LOADED": at_once, "LINE_STRIDE": line, "PIXELS_BEFORE": before}
+    return {"BLOCKS": blocks, "WORD": word, "LOADED": at_once, "LINE_STRIDE": line, "PIXELS_BEFORE": -row.pad % at_once}
 
 
 def taps(problem: Problem) -> Plan:
     """Plan one thread per word of taps: serves any call, and suits columns whose taps are the closest elements."""
-    view = columns_of(problem)
-    defines = words_of_taps(problem, view)
+    view, defines = view_of(problem), words_of_taps(problem)
     axes, row, word = view.axes, view.axes[-1], defines["WORD"]
     several = defines["BLOCKS"] <= row.blocks
     blocks = defines["BLOCKS"] if several else 1
     kernel = (*view.kernel[:-1], row.kernel // word)
-    places = -(-row.blocks // blocks)
-    threads = view.planes * prod(kernel) * prod(view.blocks[:-1]) * places
+    places = (*view.blocks[:-1], -(-row.blocks // blocks))
+    threads = view.batch * view.planes * prod(kernel) * prod(places)
     bits = offset_bits(
         threads + MOVING_THREADS,
         *(2 * axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride for axis in axes),
         sum(
-            (axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride) * abs(step)
-            for axis, step in zip(axes, view.pixel_strides, strict=True)
+            (axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride) * abs(axis.pixel_stride)
+            for axis in axes
         ),
-        sum(
-            axis.kernel * abs(tap_step) + (axis.blocks + TAPS_BLOCKS) * abs(block_step)
-            for axis, tap_step, block_step in zip(axes, view.tap_strides, view.block_strides, strict=True)
-        ),
+        sum(axis.kernel * abs(axis.tap_stride) + (axis.blocks + TAPS_BLOCKS) * abs(axis.block_stride) for axis in axes),
     )
     return make_plan(
         problem,
@@ -152,45 +100,26 @@ def taps(problem: Problem) -> Plan:
         f"each thread takes {f'{word} taps' if word > 1 else 'one tap'} of "
         f"{f'{blocks} blocks' if blocks > 1 else 'one block'}, "
         "and its neighbours the taps beside " + ("them" if word > 1 else "it"),
+        {**unfold.types_of(problem, view.itemsize), "SPATIAL_RANK": len(axes), **defines},
         {
-            **unfold.types_of(problem, view.element.itemsize),
-            "SPATIAL_RANK": len(axes),
-            **defines,
-        },
-        {
-            **_axes_of(view),
+            "sliding": unfold.sliding(view),
             "tap_step": offset(view.tap_strides),
-            "block_step": offset(view.block_strides),
+            "block_step": offset([axis.block_stride for axis in axes]),
             "kernel": divisor(kernel),
-            "places": divisor((*view.blocks[:-1], places)),
+            "places": divisor(places),
             "row_blocks": offset(row.blocks),
-            "channels": divisor(view.channels),
+            "planes": divisor(view.planes),
             "threads": offset(threads),
-            "image_batch_step": wide(view.image_batch),
-            "image_channel_step": wide(view.image_channel),
-            "columns_batch_step": wide(view.columns_batch),
-            "columns_channel_step": wide(view.columns_channel),
         },
         symbol="im2col_taps_of_several" if several else "im2col_taps",
         takes_window=True,
     )
 
 
-def _axes_of(view: ColumnsView) -> dict[str, Field]:
-    """Return the first members of the parameters of `taps` and `packed`."""
-    return {
-        "size": offset([axis.size for axis in view.axes]),
-        "stride": offset([axis.stride for axis in view.axes]),
-        "dilation": offset([axis.dilation for axis in view.axes]),
-        "pad": offset([axis.pad_begin for axis in view.axes]),
-        "pixel_step": offset(view.pixel_strides),
-    }
-
-
 def packed(problem: Problem) -> Plan:
     """Plan one thread for the fewest neighbouring blocks that are whole words; a warp stores its blocks as one run."""
-    view, itemsize = columns_of(problem), problem.element.itemsize
-    axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
+    view, itemsize = view_of(problem), problem.element.itemsize
+    axes, row, taps = view.axes, view.axes[-1], view.taps
     count = 4 // gcd(taps * itemsize, 4)
     if problem.fusion.window != "none":
         raise Unsupported("packed takes no window, whose products are made element by element")
@@ -199,18 +128,17 @@ def packed(problem: Problem) -> Plan:
             f"packed puts words of 4 bytes together: elements must not be larger nor blocks smaller, "
             f"but {taps} of {itemsize} bytes are a block"
         )
-    shape = (view.batch, view.channels, *view.blocks, *view.kernel)
-    steps = (view.columns_batch, view.columns_channel, *view.block_strides, *view.tap_strides)
-    if not are_contiguous(shape, steps) or (row.size > 1 and view.pixel_strides[-1] != 1):
+    shape = (view.batch, view.planes, *view.blocks, *view.kernel)
+    steps = (view.blocks_batch, view.blocks_plane, *(axis.block_stride for axis in axes), *view.tap_strides)
+    if not are_contiguous(shape, steps) or (row.size > 1 and row.pixel_stride != 1):
         raise Unsupported(
-            f"packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
+            f"packed needs an image with a contiguous last axis, not steps of {row.pixel_stride}, "
             f"and columns (batch, channels, *blocks, *kernel) that are contiguous, not steps of {steps}"
         )
-    multiples = [count * row.stride, row.size]
-    multiples += [step for axis, step in zip(axes[:-1], view.pixel_strides[:-1], strict=True) if axis.size > 1]
-    multiples += [view.image_channel, view.image_batch]
+    multiples = [count * row.stride, row.size, *view.array_strides]
+    multiples += [axis.pixel_stride for axis in axes[:-1] if axis.size > 1]
     at_once = word_elements(itemsize, problem.input.alignment, multiples)
-    before = -row.pad_begin % at_once
+    before = -row.pad % at_once
     loads = -(-(before + (count - 1) * row.stride + row.dilated_kernel) // at_once)
     registers = taps // row.kernel * -(-loads * at_once * itemsize // 4)
     loaded = taps // row.kernel * loads  # each takes a register before it is packed
@@ -224,13 +152,13 @@ def packed(problem: Problem) -> Plan:
     while tiles * tile > MAX_SHARED_BYTES:
         tiles //= 2
     places = (*view.blocks[:-1], -(-row.blocks // count))
-    threads = view.planes * prod(places)
+    threads = view.batch * view.planes * prod(places)
     reach = [axis.padded_size + axis.dilated_kernel + (count + WIDEST_WORD) * axis.stride for axis in axes]
     bits = offset_bits(
         threads + MOVING_THREADS,
-        view.planes * blocks,
+        view.batch * view.planes * prod(view.blocks),
         *reach,
-        sum(pixels * abs(step) for pixels, step in zip(reach, view.pixel_strides, strict=True)),
+        sum(pixels * abs(axis.pixel_stride) for pixels, axis in zip(reach, axes, strict=True)),
     )
     return make_plan(
         problem,
@@ -247,17 +175,15 @@ def packed(problem: Problem) -> Plan:
             "BLOCKS": count,
             "LOADED": at_once,
             "PIXELS_BEFORE": before,
-            "PADDED": int(any(axis.pad_begin or axis.pad_end for axis in axes)),
+            "PADDED": int(any(axis.is_padded for axis in axes)),
             "RESIDENT_BLOCKS": resident_blocks(WARP * tiles, max(registers, loaded) + PACKED_OTHERS),
         },
         {
-            **_axes_of(view),
+            "sliding": unfold.sliding(view),
             "places": divisor(places),
             "row_blocks": offset(row.blocks),
-            "channels": divisor(view.channels),
+            "planes": divisor(view.planes),
             "threads": offset(threads),
-            "image_batch_step": wide(view.image_batch),
-            "image_channel_step": wide(view.image_channel),
         },
         takes_window=True,
     )

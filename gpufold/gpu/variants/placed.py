@@ -11,7 +11,7 @@ from gpufold.elements import ElementType
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
 from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, struct, wide
 from gpufold.gpu.plan import LaunchShape, Operand, Plan, Problem, make_plan
-from gpufold.gpu.variants.moves import SECTOR_BYTES
+from gpufold.gpu.variants.views import SECTOR_BYTES
 
 THREADS = 256
 CANDIDATES = 4

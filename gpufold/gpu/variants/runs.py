@@ -10,14 +10,8 @@ from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import Field, are_contiguous, divisor, offset, offset_bits
 from gpufold.gpu.plan import MAX_GRID_ROWS, LaunchShape, Plan, Problem, make_plan
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.im2col import moves_of
-from gpufold.gpu.variants.moves import (
-    LINE_BYTES,
-    MOVING_THREADS,
-    SECTOR_BYTES,
-    Moves,
-    chunk_size,
-)
+from gpufold.gpu.variants.im2col import simplified_view_of
+from gpufold.gpu.variants.views import LINE_BYTES, MOVING_THREADS, SECTOR_BYTES, View, chunk_size
 
 RUN_BLOCKS, RUN_BYTES = 2, 64
 """Blocks of a thread of `runs`, and the bytes of the taps of each that it loads together."""
@@ -25,16 +19,16 @@ RUN_BLOCKS, RUN_BYTES = 2, 64
 
 def runs(problem: Problem) -> Plan:
     """Plan kernels/im2col_runs.cu, whose threads load the taps of their blocks."""
-    moves = _contiguous(problem, "runs")
-    at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
-    width, most = moves.axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
+    view = _contiguous(problem, "runs")
+    at_once, run = unfold.taps_at_once(view), RUN_BLOCKS * MOVING_THREADS
+    width, most = view.axes[-1].kernel, max(at_once, RUN_BYTES // max(view.itemsize, 4))
     piece = at_once * chunk_size(width // at_once, most // at_once)
     in_row = -(-width // piece)
-    pieces = min(max(1, most // width), moves.taps // width)
-    all_pieces = moves.taps // width * in_row
+    pieces = min(max(1, most // width), view.taps // width)
+    all_pieces = view.taps // width * in_row
     return _plan(
         problem,
-        moves,
+        view,
         "runs",
         _Runs(run, 0, piece, pieces, in_row, all_pieces, MOVING_THREADS, piece * run),
         {
@@ -92,9 +86,9 @@ class _Staged:
 
 def staged(problem: Problem) -> Plan:
     """Plan kernels/im2col_staged.cu, whose threads bring the pixels under a run to shared memory."""
-    moves = _contiguous(problem, "staged")
-    *outer, last = moves.axes
-    laid = _staged(moves)
+    view = _contiguous(problem, "staged")
+    *outer, last = view.axes
+    laid = _staged(view)
     row_turns, turned = 1, outer[-1].kernel if outer else 1
     if outer and outer[-1].dilation == 1 and 1 < outer[-1].stride < outer[-1].kernel:
         row_turns = -(-outer[-1].kernel // outer[-1].stride)
@@ -102,11 +96,11 @@ def staged(problem: Problem) -> Plan:
     in_row = -(-(last.stride if laid.turns > 1 else last.kernel) // laid.taps)
     rows = prod(axis.kernel for axis in outer[:-1]) * turned
     reach = (laid.taps - 1) * last.dilation + 1
-    threads = STAGED_THREADS if moves.itemsize >= 4 else NARROW_THREADS
-    sector, slots = _sector(moves), laid.rows * laid.turns * laid.taps
+    threads = STAGED_THREADS if view.itemsize >= 4 else NARROW_THREADS
+    sector, slots = _sector(view), laid.rows * laid.turns * laid.taps
     return _plan(
         problem,
-        moves,
+        view,
         "staged",
         _Runs(laid.run, sector - 1, laid.taps, laid.rows, in_row, rows * in_row, threads, laid.size, slots),
         {
@@ -127,37 +121,37 @@ def staged(problem: Problem) -> Plan:
     )
 
 
-def _sector(moves: Moves) -> int:
+def _sector(view: View) -> int:
     """Return the elements of a sector."""
-    return max(1, SECTOR_BYTES // moves.itemsize)
+    return max(1, SECTOR_BYTES // view.itemsize)
 
 
-def _staged(moves: Moves) -> _Staged:
+def _staged(view: View) -> _Staged:
     """Return the longest run that has room, of blocks as in the image if these overlap or touch, else apart."""
-    last = moves.axes[-1]
-    touches = last.stride <= (last.kernel - 1) * last.dilation + max(1, _sector(moves) // 2)
+    last = view.axes[-1]
+    touches = last.stride <= (last.kernel - 1) * last.dilation + max(1, _sector(view) // 2)
     for apart in (False, True) if touches else (True,):
-        wanted = APART_BLOCKS if apart else TAP_BYTES // (moves.itemsize * last.kernel)
+        wanted = APART_BLOCKS if apart else TAP_BYTES // (view.itemsize * last.kernel)
         run = MOST_BLOCKS
         while run > LEAST_BLOCKS and run // 2 >= wanted:
             run //= 2
-        while run >= max(LEAST_BLOCKS, 32 * max(1, 4 // moves.itemsize)):
-            laid = _laid_out(moves, run, apart)
-            if laid.size * moves.itemsize <= STAGED_BYTES:
+        while run >= max(LEAST_BLOCKS, 32 * max(1, 4 // view.itemsize)):
+            laid = _laid_out(view, run, apart)
+            if laid.size * view.itemsize <= STAGED_BYTES:
                 return laid
             run //= 2
     raise Unsupported(f"staged has no room for {LEAST_BLOCKS} blocks of {last.kernel} taps in a row")
 
 
-def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
+def _laid_out(view: View, run: int, apart: bool) -> _Staged:
     """Lay a run of so many blocks out; whether there is room for it is the caller's question."""
-    last = moves.axes[-1]
-    bank, line = max(1, 4 // moves.itemsize), LINE_BYTES // moves.itemsize  # elements
-    count = run + _sector(moves) - 1
+    last = view.axes[-1]
+    bank, line = max(1, 4 // view.itemsize), LINE_BYTES // view.itemsize  # elements
+    count = run + _sector(view) - 1
     rows = (count - 2) // next(least for least in ROW_BLOCKS if least <= last.blocks) + 2  # of these blocks, at most
-    word = moves.pixels_at_once(moves.alignment)
+    word = view.pixels_at_once(view.alignment)
     taps, turns, skewed = last.kernel, 1, not apart and last.stride % (2 * bank) == 0
-    if apart and taps > (most := min(ROW_TAPS, APART_BYTES // moves.itemsize)):
+    if apart and taps > (most := min(ROW_TAPS, APART_BYTES // view.itemsize)):
         turns = -(-taps // last.stride) if last.dilation == 1 else 1
         taps = -(-chunk_size(min(taps, last.stride) if turns > 1 else taps, most) // word) * word
     steps = [last.stride, taps * last.dilation] if apart else [last.blocks * last.stride if skewed else 0]
@@ -178,9 +172,9 @@ def _laid_out(moves: Moves, run: int, apart: bool) -> _Staged:
     size = -(-size // rounded) * rounded
     together = 1
     if taps == last.kernel:
-        room = STAGED_BYTES // (size * moves.itemsize)
-        most = STAGED_ROWS if moves.itemsize >= 4 else STAGED_ROWS // 2
-        together = max(1, min(moves.taps // taps, STAGED_TAPS // taps, most, room))
+        room = STAGED_BYTES // (size * view.itemsize)
+        most = STAGED_ROWS if view.itemsize >= 4 else STAGED_ROWS // 2
+        together = max(1, min(view.taps // taps, STAGED_TAPS // taps, most, room))
     return _Staged(run, apart, taps, turns, together, word, lead, step, row, skewed, size)
 
 
@@ -215,37 +209,35 @@ class _Runs:
     """For taps, whose numbers and weights are in shared memory."""
 
 
-def _contiguous(problem: Problem, variant: str) -> Moves:
+def _contiguous(problem: Problem, variant: str) -> View:
     """Describe a call whose blocks of a tap are contiguous in the columns; raise where they are not."""
-    moves = moves_of(problem)
-    blocks = tuple(axis.blocks for axis in moves.axes)
-    steps = tuple(axis.block_step for axis in moves.axes)
+    view = simplified_view_of(problem)
+    blocks = view.blocks
+    steps = tuple(axis.block_stride for axis in view.axes)
     if not are_contiguous(blocks, steps):
         raise Unsupported(
             f"{variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} for {blocks}"
         )
-    return moves
+    return view
 
 
-def _plan(
-    problem: Problem, moves: Moves, variant: str, share: _Runs, defines: dict[str, Any], **members: Field
-) -> Plan:
+def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dict[str, Any], **members: Field) -> Plan:
     """Plan a thread block for each run and, where runs alone are too few, for each share of the pieces."""
     device = problem.device
-    axes, blocks = moves.axes, tuple(axis.blocks for axis in moves.axes)
+    axes, blocks = view.axes, view.blocks
     plane_blocks = prod(blocks)
     runs = -(-(plane_blocks + share.shift) // share.blocks)
-    items, chunks = moves.batch * moves.planes * runs, -(-share.all // share.pieces)
+    items, chunks = view.batch * view.planes * runs, -(-share.all // share.pieces)
     enough = device.multiprocessors * device.threads_per_multiprocessor // share.threads
     of_row = -(-chunks // max(1, min(chunks, MAX_GRID_ROWS, enough // items)))  # chunks, where runs alone are too few
     bits = offset_bits(
         items,
         plane_blocks + 2 * share.blocks,
         4 * max(axis.reach for axis in axes) + LINE_BYTES,
-        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
-        (moves.taps + 2 * share.pieces * share.taps) * (1 + abs(moves.tap_step)) + plane_blocks,
+        sum(axis.reach * abs(axis.pixel_stride) for axis in axes),
+        (view.taps + 2 * share.pieces * share.taps) * (1 + abs(view.tap_stride)) + plane_blocks,
     )
-    shared = share.pieces * share.size * moves.itemsize + share.slots * bits // 8
+    shared = share.pieces * share.size * view.itemsize + share.slots * bits // 8
     if share.slots and problem.fusion.window != "none":
         weight = problem.element.weight_bytes
         shared = -(-shared // weight) * weight + share.slots * weight
@@ -255,24 +247,23 @@ def _plan(
         LaunchShape(items, 1, share.threads, blocks, 1, bits, shared, -(-chunks // of_row)),
         f"each thread block takes {share.blocks} blocks of a plane, whose {REASONS[variant]}",
         {
-            **unfold.types_of(problem, moves.itemsize),
+            **unfold.types_of(problem, view.itemsize),
             "SPATIAL_RANK": len(axes),
             "PIECES": share.pieces,
-            "PADDED": int(any(axis.pad or axis.blocks_reach > axis.size for axis in axes)),
+            "PADDED": int(any(axis.is_padded for axis in axes)),
             **defines,
         },
         {
-            **unfold.sliding(moves),
-            "kernel": divisor([axis.kernel for axis in axes]),
+            "sliding": unfold.sliding(view),
+            "kernel": divisor(view.kernel),
             "blocks": divisor(blocks),
             "pieces": divisor(share.in_row),
             "all_pieces": offset(share.all),
             "own_pieces": offset(of_row * share.pieces),
-            "tap_step": offset(moves.tap_step),
+            "tap_step": offset(view.tap_stride),
             "plane_blocks": offset(plane_blocks),
             "runs": divisor(runs),
-            "planes": divisor(moves.planes),
-            **unfold.plane_steps(moves),
+            "planes": divisor(view.planes),
             **members,
         },
         takes_window=True,

@@ -7,8 +7,8 @@ from math import prod
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import divisor
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, resident_blocks
-from gpufold.gpu.variants.moves import WARP, word_types
 from gpufold.gpu.variants.placed import THREADS, bits_of, placed_plan, placed_view
+from gpufold.gpu.variants.views import WARP, word_types
 from gpufold.outside import BY_INDEX
 
 DIRECT_BYTES, DIRECT_LOADS = 32, 8

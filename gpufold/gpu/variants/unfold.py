@@ -5,17 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, offset_bits, wide
+from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, offset_bits, struct, wide
 from gpufold.gpu.plan import MAX_GRID_ROWS, LaunchShape, Plan, Problem, make_plan, planes_per_thread
 from gpufold.gpu.variants.columns import fusion_defines
-from gpufold.gpu.variants.moves import (
-    MOVING_THREADS,
-    PLANES_PER_THREAD,
-    Moves,
-    chunk_size,
-    device_threads,
-    word_types,
-)
+from gpufold.gpu.variants.views import MOVING_THREADS, PLANES_PER_THREAD, View, chunk_size, device_threads, word_types
 
 OVERLAPPING_PLANES_PER_THREAD = 4
 """Guess: most planes that share a thread's index arithmetic if blocks overlap. More planes keep more columns in flight
@@ -35,48 +28,42 @@ def types_of(problem: Problem, itemsize: int) -> dict[str, str]:
     return types | {name: fused[name] for name in names if name in fused}
 
 
-def taps_at_once(moves: Moves) -> int:
+def taps_at_once(view: View) -> int:
     """Count the taps of a row whose pixels are one aligned word, which lies in the padding as a whole or not at all."""
-    last = moves.axes[-1]
-    return moves.pixels_at_once(moves.alignment, last.kernel, last.stride, last.pad) if last.dilation == 1 else 1
+    last = view.axes[-1]
+    return view.pixels_at_once(view.alignment, last.kernel, last.stride, last.pad) if last.dilation == 1 else 1
 
 
-def sliding(moves: Moves) -> dict[str, Field]:
-    """Return the members of Sliding in kernels/sliding.cuh."""
-    axes = moves.axes
-    return {
-        "size": offset([axis.size for axis in axes]),
-        "stride": offset([axis.stride for axis in axes]),
-        "dilation": offset([axis.dilation for axis in axes]),
-        "pad": offset([axis.pad for axis in axes]),
-        "pixel_step": offset([axis.pixel_step for axis in axes]),
-    }
+def sliding(view: View) -> Field:
+    """Return the struct Sliding of kernels/sliding.cuh."""
+    axes = view.axes
+    return struct(
+        image_batch_step=wide(view.array_batch),
+        image_plane_step=wide(view.array_plane),
+        columns_batch_step=wide(view.blocks_batch),
+        columns_plane_step=wide(view.blocks_plane),
+        size=offset([axis.size for axis in axes]),
+        stride=offset([axis.stride for axis in axes]),
+        dilation=offset([axis.dilation for axis in axes]),
+        pad=offset([axis.pad for axis in axes]),
+        pixel_step=offset([axis.pixel_stride for axis in axes]),
+    )
 
 
-def plane_steps(moves: Moves) -> dict[str, Field]:
-    """Return the steps from an image or a plane to the next, in the array and in the columns."""
-    return {
-        "image_batch_step": wide(moves.array_batch_step),
-        "image_plane_step": wide(moves.array_plane_step),
-        "columns_batch_step": wide(moves.blocks_batch_step),
-        "columns_plane_step": wide(moves.blocks_plane_step),
-    }
-
-
-def plan(problem: Problem, moves: Moves, variant: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
+def plan(problem: Problem, view: View, variant: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
     """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the variant's own."""
-    axes, kernel_width, enough = moves.axes, moves.axes[-1].kernel, device_threads(problem.device)
+    axes, kernel_width, enough = view.axes, view.axes[-1].kernel, device_threads(problem.device)
     if kernel_width > INT32_MAX:
         raise Unsupported(
             f"{variant} knows the taps of a row as it is compiled, in 32 bits, but the last axis has {kernel_width}"
         )
-    chunks = moves.taps // kernel_width * -(-kernel_width // chunk_taps)
-    places = moves.batch * prod(axis.blocks for axis in axes)
+    chunks = view.taps // kernel_width * -(-kernel_width // chunk_taps)
+    places = view.batch * prod(view.blocks)
     overlapping = any(axis.kernel * axis.dilation > axis.stride for axis in axes)
     most = OVERLAPPING_PLANES_PER_THREAD if overlapping else PLANES_PER_THREAD
     apart = min(chunks, 2) if overlapping else chunks  # those with the same pixels stay together
-    planes = planes_per_thread(moves.planes, places * apart, most, enough)
-    groups = -(-moves.planes // planes)
+    planes = planes_per_thread(view.planes, places * apart, most, enough)
+    groups = -(-view.planes // planes)
     threads = places * groups
     grid_rows = min(chunks, MAX_GRID_ROWS, max(1, enough // threads))
     per_thread = -(-chunks // grid_rows)
@@ -84,29 +71,21 @@ def plan(problem: Problem, moves: Moves, variant: str, chunk_taps: int, reason: 
         per_thread = chunks
     bits = offset_bits(
         threads + MOVING_THREADS,
-        moves.planes,
-        moves.taps + chunks,
+        view.planes,
+        view.taps + chunks,
         chunks + per_thread,
         4 * max(axis.reach for axis in axes),
-        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
-        moves.taps * abs(moves.tap_step) + sum(axis.blocks * abs(axis.block_step) for axis in axes),
+        sum(axis.reach * abs(axis.pixel_stride) for axis in axes),
+        view.taps * abs(view.tap_stride) + sum(axis.blocks * abs(axis.block_stride) for axis in axes),
     )
-    shape = LaunchShape(
-        threads,
-        MOVING_THREADS,
-        MOVING_THREADS,
-        tuple(axis.blocks for axis in axes),
-        groups,
-        bits,
-        rows=-(-chunks // per_thread),
-    )
+    rows = -(-chunks // per_thread)
     return make_plan(
         problem,
         variant,
-        shape,
+        LaunchShape(threads, MOVING_THREADS, MOVING_THREADS, view.blocks, groups, bits, rows=rows),
         reason,
         {
-            **types_of(problem, moves.itemsize),
+            **types_of(problem, view.itemsize),
             "SPATIAL_RANK": len(axes),
             "KERNEL_WIDTH": kernel_width,
             "CHUNK_TAPS": chunk_taps,
@@ -114,30 +93,29 @@ def plan(problem: Problem, moves: Moves, variant: str, chunk_taps: int, reason: 
             **defines,
         },
         {
-            **sliding(moves),
-            "block_step": offset([axis.block_step for axis in axes]),
-            "tap_step": offset(moves.tap_step),
-            "blocks": divisor(shape.extents),
-            "kernel": divisor([axis.kernel for axis in axes]),
+            "sliding": sliding(view),
+            "block_step": offset([axis.block_stride for axis in axes]),
+            "tap_step": offset(view.tap_stride),
+            "blocks": divisor(view.blocks),
+            "kernel": divisor(view.kernel),
             "plane_groups": divisor(groups),
-            "planes": offset(moves.planes),
+            "planes": offset(view.planes),
             "planes_per_thread": offset(planes),
             "chunks": offset(chunks),
             "chunks_per_thread": offset(per_thread),
             "threads": offset(threads),
-            **plane_steps(moves),
         },
         takes_window=problem.call.operation != "space_to_batch",
     )
 
 
-def per_block(problem: Problem, moves: Moves) -> Plan:
+def per_block(problem: Problem, view: View) -> Plan:
     """Plan the kernel in which a thread stores what it loads."""
-    moves = moves.with_rows_as_planes()
-    taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
-    at_once = taps_at_once(moves)
-    if at_once > 1 and moves.itemsize <= 4:
+    view = view.with_rows_as_planes()
+    taps = DIRECT_TAPS if view.itemsize <= 8 else DIRECT_TAPS // 2
+    at_once = taps_at_once(view)
+    if at_once > 1 and view.itemsize <= 4:
         taps *= 2  # of half as many planes
-    chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)
+    chunk = at_once * chunk_size(view.axes[-1].kernel // at_once, taps // at_once)
     reason = "neighbouring threads take neighbouring blocks"
-    return plan(problem, moves, "per_block", chunk, reason, TAPS_AT_ONCE=at_once)
+    return plan(problem, view, "per_block", chunk, reason, TAPS_AT_ONCE=at_once)

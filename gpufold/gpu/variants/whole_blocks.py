@@ -6,12 +6,11 @@ from functools import partial
 from math import gcd, lcm, prod
 
 from gpufold.calls import Unsupported
-from gpufold.geometry import Axis
 from gpufold.gpu.parameters import are_contiguous, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem
-from gpufold.gpu.variants.columns import tap_step, view_of
-from gpufold.gpu.variants.moves import WIDEST_WORD, word_elements
+from gpufold.gpu.variants.columns import view_of
 from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
+from gpufold.gpu.variants.views import WIDEST_WORD, ViewAxis, word_elements
 
 THREADS = 128
 """Threads of a thread block, one per pixel of a row: with more, fewer taps are read twice, but more threads idle at the
@@ -38,7 +37,7 @@ def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
             f"contiguous in the columns, but their strides are {view.tap_strides} elements"
         )
     rows = _rows(problem)
-    dense = view.element.itemsize > 1 and view.axes[-2:][0].stride == 1
+    dense = view.itemsize > 1 and view.axes[-2:][0].stride == 1
     return plans_of(partial(_plan, problem), dict.fromkeys((rows, 1) if dense else (1, rows)))
 
 
@@ -54,21 +53,21 @@ def _plan(problem: Problem, rows: int) -> Plan:
             f"on the last axis"
         )
     # Bytes of a block that neighbouring lanes read before the next block.
-    lanes_bytes = max(BANK_BYTES, gcd(tap_step(row) * itemsize, BANKS_BYTES))
+    lanes_bytes = max(BANK_BYTES, gcd(row.tap_step * itemsize, BANKS_BYTES))
     pitch = (-(-rows * taps * itemsize // lanes_bytes) | 1) * lanes_bytes // itemsize
     tile_bytes = -(-_tile_blocks(row, taps) * pitch * itemsize // WIDEST_WORD) * WIDEST_WORD
     tiles = 2 if 2 * tile_bytes <= SHARED_BYTES else 1
     owned = (*(1 for _ in outer), rows, THREADS)[-len(view.axes) :]
     extents = tuple(-(-axis.size // pixels) for axis, pixels in zip(view.axes, owned, strict=True))
-    items = view.planes * prod(extents)
+    items = view.batch * view.planes * prod(extents)
     # What threads may address past the ends of rows, of tiles and of the image.
-    beyond = 2 * (THREADS + 1) * (abs(view.block_strides[-1]) + abs(view.pixel_strides[-1]) + row.stride)
-    beyond += rows * (taps + max(map(abs, view.pixel_strides)) + max(axis.stride for axis in view.axes))
+    beyond = 2 * (THREADS + 1) * (abs(row.block_stride) + abs(row.pixel_stride) + row.stride)
+    beyond += rows * (taps + max(abs(axis.pixel_stride) for axis in view.axes) + max(axis.stride for axis in view.axes))
     bits = offset_bits(largest_offset(view) + beyond, items)
     return sum_plan(
         problem,
         "gather_blocks",
-        LaunchShape(items, 1, THREADS, extents, view.channels, bits, tiles * tile_bytes),
+        LaunchShape(items, 1, THREADS, extents, view.planes, bits, tiles * tile_bytes),
         f"each thread block brings {taps} taps of {'a row' if rows == 1 else f'{rows} rows'} at a time to {THREADS} "
         f"pixels, in words of {vector * itemsize} bytes",
         ROWS=rows,
@@ -86,7 +85,7 @@ def _rows(problem: Problem) -> int:
     *outer, row = view.axes
     if not outer or outer[-1].dilation != 1 or outer[-1].kernel == 1:
         return 1
-    rows = min(MOST_ROWS, SUMS_BYTES // view.element.itemsize)
+    rows = min(MOST_ROWS, SUMS_BYTES // view.itemsize)
     while rows > 1 and rows * _tile_bytes(row, row.kernel, vector, itemsize) > MOST_TILE_BYTES:
         rows //= 2
     return rows
@@ -102,26 +101,26 @@ def _lanes(blocks: int, words: int) -> int:
 def _vector(problem: Problem) -> int:
     """Return the elements of the widest word that divides a row of taps and is aligned in every block."""
     view, itemsize = view_of(problem), problem.call.source_element.itemsize
-    steps = [view.kernel[-1], *view.block_strides, view.columns_channel, view.columns_batch]
+    steps = [view.kernel[-1], *(axis.block_stride for axis in view.axes), *view.blocks_strides]
     return word_elements(itemsize, problem.input.alignment, steps)
 
 
-def _taps_of_tile(row: Axis, vector: int, itemsize: int) -> int:
+def _taps_of_tile(row: ViewAxis, vector: int, itemsize: int) -> int:
     """Return the taps of a row that a tile has of each block: all, or as often halved as they need to fit.
 
     Parts are whole words, and equally many of their taps land on every pixel.
     """
-    taps, step = row.kernel, lcm(vector, tap_step(row))
+    taps, step = row.kernel, lcm(vector, row.tap_step)
     while taps > step and _tile_bytes(row, taps, vector, itemsize) > TILE_BYTES:
         taps = -(-(taps // 2) // step) * step
     return taps
 
 
-def _tile_bytes(row: Axis, taps: int, vector: int, itemsize: int) -> int:
+def _tile_bytes(row: ViewAxis, taps: int, vector: int, itemsize: int) -> int:
     """Count the bytes of registers that a tile's words take."""
     return _tile_blocks(row, taps) * (taps // vector) * max(LOAD_BYTES, vector * itemsize)
 
 
-def _tile_blocks(row: Axis, taps: int) -> int:
+def _tile_blocks(row: ViewAxis, taps: int) -> int:
     """Count the blocks that may reach a segment with `taps` consecutive taps."""
     return (THREADS - 1 + (taps - 1) * row.dilation) // row.stride + 1

@@ -1,4 +1,7 @@
-"""The kernel variants of batch_to_space: pixel p of an axis is phase (p + pad) % block of block (p + pad) // block."""
+"""The kernel variants of batch_to_space and space_to_batch, whose blocks are as long as their stride.
+
+Pixel p of an axis is phase (p + pad) % block of block (p + pad) // block.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,49 @@ from math import gcd, prod
 from typing import Any
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits, span, wide
-from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan, planes_per_thread, resident_blocks
-from gpufold.gpu.variants.moves import (
+from gpufold.geometry import SpaceGeometry
+from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, offset, offset_bits, span, wide
+from gpufold.gpu.plan import LaunchShape, Operand, Plan, Problem, make_plan, planes_per_thread, resident_blocks
+from gpufold.gpu.variants import unfold
+from gpufold.gpu.variants.views import (
     LINE_BYTES,
     MOVING_THREADS,
     PACKED_REGISTERS,
     PLANES_PER_THREAD,
     WARP,
     WIDEST_WORD,
-    Moves,
+    View,
+    ViewAxis,
     device_threads,
-    space_moves,
     word_elements,
     word_types,
 )
+
+
+def view_of(problem: Problem) -> View:
+    """Describe a call, simplified: the batch as blocks whose stride is their size, space as the array they tile."""
+    geometry, writes_blocks = problem.geometry, problem.call.operation == "space_to_batch"
+    assert isinstance(geometry, SpaceGeometry)
+    batch, space = (problem.output, problem.input) if writes_blocks else (problem.input, problem.output)
+    phase_strides = (geometry.batch * batch.strides[0] * step for step in contiguous_strides(geometry.block_shape))
+    axes = zip(geometry.axes, space.strides[1:], phase_strides, batch.strides[1:], strict=True)
+    view = View(
+        itemsize=problem.element.itemsize,
+        alignment=gcd(problem.input.alignment, problem.output.alignment),
+        writes_blocks=writes_blocks,
+        batch=1,
+        planes=geometry.batch,
+        array_batch=0,
+        array_plane=space.strides[0],
+        blocks_batch=0,
+        blocks_plane=batch.strides[0],
+        axes=tuple(ViewAxis.of(axis, *strides) for axis, *strides in axes),
+    )
+    return view.simplified().with_rows_as_planes()
+
+
+# ---------------------------------------------------------------------------------------------
+# batch_to_space
 
 PIECE_BYTES = 128
 SPACE_OTHERS = 28
@@ -52,48 +83,48 @@ def _plan(
     **defines: Any,
 ) -> Plan:
     """Plan threads along the pixels of all axes but the last, which is cut into `last_places` places."""
-    moves = space_moves(problem)
-    axes = moves.axes
+    view = view_of(problem)
+    axes = view.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
-    planes = planes_per_thread(moves.planes, prod(places), most_planes, device_threads(problem.device))
-    groups = -(-moves.planes // planes)
+    planes = planes_per_thread(view.planes, prod(places), most_planes, device_threads(problem.device))
+    groups = -(-view.planes // planes)
     threads, in_block = prod(places) * groups, defines.get("THREADS", MOVING_THREADS)
     bits = offset_bits(
         threads + MOVING_THREADS,
-        moves.planes,
+        view.planes,
         2 * max((axis.blocks + 1) * axis.kernel for axis in axes),
-        sum((axis.blocks + 1) * abs(axis.block_step) + axis.kernel * abs(axis.tap_step) for axis in axes),
-        sum(axis.size * abs(axis.pixel_step) for axis in axes),
+        sum((axis.blocks + 1) * abs(axis.block_stride) + axis.kernel * abs(axis.tap_stride) for axis in axes),
+        sum(axis.size * abs(axis.pixel_stride) for axis in axes),
     )
     return make_plan(
         problem,
         variant,
         LaunchShape(threads, in_block, in_block, places, groups, bits, shared_bytes),
         reason,
-        {**word_types(moves.itemsize), "SPATIAL_RANK": len(axes), **defines},
+        {**word_types(view.itemsize), "SPATIAL_RANK": len(axes), **defines},
         {
             "crop": offset([axis.pad for axis in axes]),
-            "grid_step": offset([axis.block_step for axis in axes]),
-            "phase_step": offset([axis.tap_step for axis in axes]),
-            "pixel_step": offset([axis.pixel_step for axis in axes]),
-            "block": divisor([axis.kernel for axis in axes]),
+            "grid_step": offset([axis.block_stride for axis in axes]),
+            "phase_step": offset([axis.tap_stride for axis in axes]),
+            "pixel_step": offset([axis.pixel_stride for axis in axes]),
+            "block": divisor(view.kernel),
             "places": divisor(places),
             "width": offset(axes[-1].size),
-            "planes": offset(moves.planes),
+            "planes": offset(view.planes),
             "planes_per_thread": offset(planes),
             "threads": offset(threads),
-            "batch_plane_step": wide(moves.blocks_plane_step),
-            "space_plane_step": wide(moves.array_plane_step),
+            "batch_plane_step": wide(view.blocks_plane),
+            "space_plane_step": wide(view.array_plane),
         },
     )
 
 
 def index_map(problem: Problem) -> Plan:
     """Plan one thread per pixel: serves any call, and is fast if the last axis has few phases or is not split."""
-    moves = space_moves(problem)
-    last = moves.axes[-1]
+    view = view_of(problem)
+    last = view.axes[-1]
     reason = (
-        f"the last axis is not split, so {moves.itemsize} bytes move as one word"
+        f"the last axis is not split, so {view.itemsize} bytes move as one word"
         if last.is_unit
         else f"the last axis is split into {last.kernel} phases, whose loads share cache lines"
     )
@@ -135,13 +166,13 @@ class _Pieces:
         return self.loads * -(-self.loaded * self.itemsize // 4)
 
 
-def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
+def _pieces(problem: Problem, view: View) -> Iterator[_Pieces]:
     """Yield the ways to share rows in pieces of 4-byte words, with at least one word in the last piece of a row."""
-    last, itemsize = moves.axes[-1], moves.itemsize
-    of_word, aligned = 4 // itemsize, moves.blocks_at_once(problem.input.alignment)
+    last, itemsize = view.axes[-1], view.itemsize
+    of_word, aligned = 4 // itemsize, view.blocks_at_once(problem.input.alignment)
     shape, steps = problem.input.shape, problem.input.strides
     extent = 1 + span(shape, steps)
-    in_words = last.block_step == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
+    in_words = last.block_stride == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
     in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
     in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # rounded up, so that rows of most sizes are alike
     most = min(max(of_word, PIECE_BYTES // (last.kernel * itemsize)), max(of_word, in_row))
@@ -162,8 +193,8 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
 
 def packed(problem: Problem) -> Plan:
     """Plan one thread per piece of a row of contiguous space; a warp stores its pieces as one run."""
-    moves = space_moves(problem)
-    last, itemsize = moves.axes[-1], moves.itemsize
+    view = view_of(problem)
+    last, itemsize = view.axes[-1], view.itemsize
     if last.is_unit:
         raise Unsupported("packed needs a last axis that is split")
     if itemsize > 4:
@@ -171,7 +202,7 @@ def packed(problem: Problem) -> Plan:
     shape, steps = problem.output.shape, problem.output.strides
     if not are_contiguous(shape, steps):
         raise Unsupported(f"packed needs contiguous space, not steps of {steps}")
-    pieces = min(_pieces(problem, moves), key=_by_size, default=None)
+    pieces = min(_pieces(problem, view), key=_by_size, default=None)
     if pieces is None:
         raise Unsupported(
             f"packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
@@ -204,3 +235,85 @@ def _by_size(pieces: _Pieces) -> tuple[int, ...]:
     """Order pieces: first few words and loads, then whole blocks, wide stores and loads, and large pieces."""
     too_many = max(0, pieces.words - SPACE_WORDS) + max(0, pieces.loads - SPACE_LOADS)
     return too_many, pieces.parts, not pieces.whole, -pieces.loaded, -pieces.words
+
+
+# ---------------------------------------------------------------------------------------------
+# space_to_batch
+
+APART_BYTES = 96
+"""Guess, by registers: most bytes of the blocks that a thread deinterleaves."""
+
+
+def _word_of_blocks(view: View, space: Operand) -> int:
+    """Count the pixels of the widest aligned word of whole blocks in rows of space."""
+    last = view.axes[-1]
+    if last.is_unit:
+        raise Unsupported("deinterleave needs a last axis that is split")
+    if last.pixel_stride != 1:
+        raise Unsupported(f"deinterleave needs a contiguous last axis of space, not a step of {last.pixel_stride}")
+    if last.kernel & (last.kernel - 1) or last.kernel * view.itemsize > WIDEST_WORD:
+        raise Unsupported(
+            f"deinterleave needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
+            f"not {last.kernel} elements of {view.itemsize} bytes"
+        )
+    word_pixels = view.pixels_at_once(space.alignment)
+    if word_pixels < last.kernel:
+        raise Unsupported(
+            f"deinterleave needs rows of whole blocks, aligned to {last.kernel * view.itemsize} bytes, "
+            f"not of {last.size} elements of {view.itemsize}"
+        )
+    return word_pixels
+
+
+def per_block(problem: Problem) -> Plan:
+    """Plan one thread per block: serves any call, and is fast if blocks are small."""
+    return unfold.per_block(problem, view_of(problem))
+
+
+def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
+    """Count the blocks of a thread of deinterleave, and the elements that it loads at once.
+
+    The blocks are loaded as one word, and the elements of each phase are stored as one word. Elements of up to 4 bytes
+    are loaded as several words if blocks are no word, or if words of a phase would have less than 4 bytes.
+    """
+    view = view_of(problem)
+    last = view.axes[-1]
+    count = stored = view.blocks_at_once(problem.output.alignment)
+    while count > 1 and (last.size % (count * last.kernel) or count * last.kernel * view.itemsize > APART_BYTES):
+        count //= 2
+    loaded = view.pixels_at_once(problem.input.alignment, count * last.kernel)
+    in_words = view.itemsize <= 4 <= min(count, loaded) * view.itemsize and count > 1 and last.pixel_stride == 1
+    try:
+        at_once = min(stored, _word_of_blocks(view, problem.input) // last.kernel)
+    except Unsupported:
+        if in_words:
+            return count, loaded
+        raise
+    return (count, loaded) if in_words and at_once * view.itemsize < 4 else (at_once, at_once * last.kernel)
+
+
+def deinterleave(problem: Problem) -> Plan:
+    """Plan one thread per word of whole blocks, which it deinterleaves in registers."""
+    view = view_of(problem)
+    *outer, last = view.axes
+    count, loaded = blocks_taken_apart(problem)
+    ends_before = -last.pad % last.kernel
+    width = count * last.kernel
+    words = replace(
+        last,
+        stride=width,
+        pad=last.pad + ends_before,
+        blocks=last.blocks // count + (ends_before > 0),
+        block_stride=last.block_stride * count,
+    )
+    blocks = "the end of a block and the beginning of the next" if ends_before else f"{count} blocks of {last.kernel}"
+    return unfold.plan(
+        problem,
+        replace(view, axes=(*outer, words)),
+        "deinterleave",
+        last.kernel,
+        f"rows are whole words of {width * view.itemsize} bytes, each {blocks}",
+        BLOCKS_PER_WORD=count,
+        LOADED=loaded,
+        PIXELS_BEFORE=ends_before,
+    )
