@@ -9,7 +9,7 @@
 // A thread serves one place of up to planes_per_thread planes (images and the unsplit axes merged with them),
 // so that they share the index arithmetic.
 #pragma once
-#include "common.cuh"
+#include "window.cuh"
 
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;

@@ -2,6 +2,7 @@
 //
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, any strides
+//   window                         weights of nothing, always null, not read
 //
 // Stores are contiguous whatever the crops and the rows' length; a warp's loads are one run per phase of the
 // last axis. Serves every call, and wins where the last axis is not split (an element is then as wide a word
@@ -24,7 +25,7 @@ inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_to_space_index_map(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
-                             const Parameters parameters)
+                             const Weights window, const Parameters parameters)
 {
     const Place place = this_place(batch, space, parameters);
     if (!place.exists)

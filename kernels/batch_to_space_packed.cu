@@ -3,6 +3,7 @@
 //
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, contiguous
+//   window                         weights of nothing, always null, not read
 //
 // A piece is BLOCKS blocks of the last axis with PHASES pixels each, or PHASES pixels that begin anywhere
 // in a block and may end in the next one. The last piece of a row may be shorter. A thread loads a line for
@@ -68,7 +69,7 @@ inline __device__ Line load_line(const Scalar* source, Offset step, int exists)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-    batch_to_space_packed(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
+    batch_to_space_packed(const Scalar* __restrict__ batch, Scalar* __restrict__ space, const Weights window,
                           const Parameters parameters)
 {
     __shared__ Word<stored_bytes> tiles[warps][tile_bytes<Pieces> / stored_bytes];

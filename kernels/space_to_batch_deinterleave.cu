@@ -3,6 +3,7 @@
 //
 //   space  (batch, *size)          read, contiguous along the last axis
 //   batch  (*block, batch, *grid)  each element written once, zero where it comes from the padding
+//   window                         weights of nothing, always null, not read
 //
 // A word is blocks_per_word blocks of the last axis, which are loaded LOADED elements at once; rows of
 // space are whole words, so that one lies in the padding as a whole or not at all. The elements of a phase
@@ -106,7 +107,7 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* space, Sc
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     space_to_batch_deinterleave(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
-                                const Parameters parameters)
+                                const Weights window, const Parameters parameters)
 {
-    unfold<planes_at_once, true>(space, batch, {}, parameters);
+    unfold<planes_at_once, true>(space, batch, window, parameters);
 }

@@ -83,8 +83,7 @@ def test_what_is_fused_or_converted_is_part_of_the_plan(operation, arguments, op
     assert {tuple(each.replace("_", " ").split("=")) for each in defines.split()} <= set(plan.defines)
     assert moved is None or plan.bytes_moved == moved
     assert plan.reads_output == options.get("accumulate", operation == "add_blocks")
-    assert plan.takes_window or "window" not in options
-    assert plan.takes_weight_out == ("weight_out" in options)
+    assert (("WEIGHT_OUT", "1") in plan.defines) == ("weight_out" in options)
 
 
 def test_dtypes_of_one_size_share_a_kernel_where_elements_are_moved():

@@ -108,7 +108,7 @@ FAULTS = (
     (r"wide\.cu.*misaligned", ("sanitized",), partial(wide, first=1)),
     ("wait for ever", MODES, partial(divergent, one=BLOCK, other=WARP)),
     *(
-        ("line 5, another at that of line 7|line 7, .* 5", MODES, partial(divergent, one=each, other=each))
+        ("line 8, another at that of line 10|line 10, .* 8", MODES, partial(divergent, one=each, other=each))
         for each in (BLOCK, WARP)
     ),
     *(("arguments have", ("plain", "sanitized"), partial(wide, kind=kind)) for kind in "hq"),
@@ -130,14 +130,14 @@ def test_shared_memory_starts_as_garbage_in_every_block():
 def test_a_read_of_what_nobody_wrote_is_reported(mode):
     data, counts = np.full(256, 3, np.uint8), np.empty(64, np.uint32)
     count = partial(run, mode, "histogram", data, counts, struct.pack("i", 256), 64, scratch_bytes=counts.nbytes)
-    with pytest.raises(hostcuda.Fault, match=r"byte 12 of argument 2, which nobody wrote, at .*histogram\.cu:\d+"):
+    with pytest.raises(hostcuda.Fault, match=r"byte 12 of argument 3, which nobody wrote, at .*histogram\.cu:\d+"):
         count(zeroed_bytes=12)
     count(zeroed_bytes=counts.nbytes)
     assert np.array_equal(counts, np.bincount(data, minlength=64))
 
 
 def test_a_changed_header_is_never_stale(tmp_path):
-    fill = 'extern "C" __global__ void fill(const int*, int* output, int) { output[threadIdx.x] = value; }'
+    fill = 'extern "C" __global__ void fill(const int*, int* output, long, int) { output[threadIdx.x] = value; }'
     (tmp_path / "fill.cu").write_text(f'#include "value.cuh"\n{fill}\n')
     result = np.zeros(4, np.int32)
     for value in (1, 2):

@@ -76,8 +76,7 @@ def launches_of(
     arguments: list[Argument] = [(Placed(input_array),), (Placed(output_array, writable=True, once=once),)]
     if positions is not None:
         arguments.append((Placed(positions),))
-    if plan.takes_window:
-        arguments.append(bytes(8) if window is None else tuple(map(Placed, window)))
+    arguments.append(bytes(8) if window is None else tuple(map(Placed, window)))
     if weight_out is not None:
         arguments.append((Placed(weight_out, writable=True, once=once),))
     launches: list[tuple[Plan, tuple[Argument, ...]]] = []

@@ -234,8 +234,7 @@ class Kernel:
         if self.cleared_bytes:
             cupy.cuda.runtime.memsetAsync(result, 0, self.cleared_bytes, handle)
         pointers: tuple[Any, ...] = (data, result) if positions is None else (data, result, positions)
-        if plan.takes_window:
-            pointers = (*pointers, _pointers(window) if window else NO_WINDOW)
+        pointers = (*pointers, _pointers(window) if window else NO_WINDOW)
         if weight_out is not None:
             pointers = (*pointers, weight_out)
         if plan.scratch_bytes:

@@ -84,7 +84,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, [positions,] [weights,] [weight_out,] [scratch,] parameters).
+    """One launch of one kernel: kernel(input, output, [positions,] window, [weight_out,] [scratch,] parameters).
+
+    Blocks at positions of their own have positions. The window is a struct of pointers to weights, or of a null one.
 
     Scratch memory, if any, is filled by earlier launches: kernel(positions, scratch, parameters).
 
@@ -107,12 +109,6 @@ class Plan:
     """Minimum memory traffic: each input and output byte once, and positions and the sectors under their blocks."""
     reason: str
     """Why this variant, in a sentence."""
-    takes_positions: bool = False
-    """Whether positions come after the output."""
-    takes_window: bool = False
-    """Whether a struct of pointers to a window's weights comes before the parameters: null if there is none."""
-    takes_weight_out: bool = False
-    """Whether an array for sums of weights comes after the window."""
     atomic_output: bool = False
     """Whether the kernel adds to output elements repeatedly, instead of writing each once."""
     reads_output: bool = False
@@ -142,8 +138,8 @@ class Plan:
         """Bytes of the kernel's arguments: pointers to arrays and to a window's weights, then the parameters."""
         defines = dict(self.defines)
         weights = int(defines["WINDOW_AXES"]) if defines.get("WINDOW") == "separable" else 1
-        pointers = 2 + self.takes_positions + (weights if self.takes_window else 0)
-        pointers += self.takes_weight_out + (self.scratch_bytes > 0)
+        positions = self.operation in ("add_blocks", "take_blocks")
+        pointers = 2 + positions + weights + (defines.get("WEIGHT_OUT") == "1") + (self.scratch_bytes > 0)
         return POINTER_BYTES * pointers + len(self.parameters)
 
     @property

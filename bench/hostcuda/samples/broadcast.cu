@@ -3,8 +3,10 @@
 //
 //   input   (threads, )   read
 //   output  (threads, )   written, each element once
+#include "window.cuh"
+
 extern "C" __global__ void broadcast(const float* __restrict__ input, float* __restrict__ output,
-                                     const int keeper)
+                                     const Window, const int keeper)
 {
     __shared__ float kept;
     if (threadIdx.x == keeper)

@@ -3,8 +3,10 @@
 //   input    (count, ), values below 64   read
 //   output   (64, )                       written, each element once
 //   scratch  (64, )                       added to; zero before
+#include "window.cuh"
+
 extern "C" __global__ void histogram(const unsigned char* __restrict__ input, unsigned* __restrict__ output,
-                                     unsigned* __restrict__ scratch, const int count)
+                                     const Window, unsigned* __restrict__ scratch, const int count)
 {
     for (int i = threadIdx.x; i < count; i += blockDim.x)
         atomicAdd(&scratch[input[i]], 1);

@@ -3,7 +3,9 @@
 //
 //   input   (2, threads)        read
 //   output  (blocks, threads)   written, each element once
-extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output,
+#include "window.cuh"
+
+extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output, const Window,
                                   const int distance)
 {
     __shared__ float elements[256];

@@ -5,11 +5,13 @@
 //   output  (width, height)                   written; neighbouring threads write width elements apart
 //
 // More threads than elements write twice, fewer leave elements out, an offset goes astray.
+#include "window.cuh"
+
 struct Parameters {
     int count, width, offset;
 };
 
-extern "C" __global__ void store(const float* __restrict__ input, float* __restrict__ output,
+extern "C" __global__ void store(const float* __restrict__ input, float* __restrict__ output, const Window,
                                  const Parameters parameters)
 {
     const int element = int(blockIdx.x * blockDim.x + threadIdx.x) % parameters.count;

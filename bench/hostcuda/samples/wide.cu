@@ -2,7 +2,10 @@
 //
 //   input   (first + 4 * threads, )   read from the element `first` on
 //   output  (threads, 4)              written, each element once
-extern "C" __global__ void wide(const float* __restrict__ input, float4* __restrict__ output, const int first)
+#include "window.cuh"
+
+extern "C" __global__ void wide(const float* __restrict__ input, float4* __restrict__ output, const Window,
+                                const int first)
 {
     output[threadIdx.x] = reinterpret_cast<const float4*>(input + first)[threadIdx.x];
 }

@@ -46,5 +46,4 @@ def elementwise(problem: Problem) -> Plan:
             "by_extent": divisor(extents),
             "by_weights": divisor(weights),
         },
-        takes_window=True,
     )

@@ -112,7 +112,6 @@ def taps(problem: Problem) -> Plan:
             "threads": offset(threads),
         },
         symbol="im2col_taps_of_several" if several else "im2col_taps",
-        takes_window=True,
     )
 
 
@@ -185,5 +184,4 @@ def packed(problem: Problem) -> Plan:
             "planes": divisor(view.planes),
             "threads": offset(threads),
         },
-        takes_window=True,
     )

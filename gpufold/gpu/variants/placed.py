@@ -142,9 +142,6 @@ def placed_plan(
         },
         {"shared": shared, **members},
         bytes_moved=_bytes_moved(problem),
-        takes_positions=True,
-        takes_window=True,
-        takes_weight_out=problem.weight_out is not None,
         atomic_output=variant == "atomic",
         reads_output=not takes,
     )

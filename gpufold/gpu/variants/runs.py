@@ -266,5 +266,4 @@ def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dic
             "planes": divisor(view.planes),
             **members,
         },
-        takes_window=True,
     )

@@ -311,6 +311,7 @@ def deinterleave(problem: Problem) -> Plan:
         problem,
         replace(view, axes=(*outer, words)),
         "deinterleave",
+        "space_to_batch_deinterleave",
         last.kernel,
         f"rows are whole words of {width * view.itemsize} bytes, each {blocks}",
         BLOCKS_PER_WORD=count,

@@ -106,7 +106,6 @@ def sum_plan(
         compiled,
         {"shared": shared, **(members or {})},
         **(kernel or {}),
-        takes_window=True,
         atomic_output=scatters,
         reads_output=problem.fusion.accumulate,
     )

@@ -50,8 +50,8 @@ def sliding(view: View) -> Field:
     )
 
 
-def plan(problem: Problem, view: View, variant: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
-    """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the variant's own."""
+def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
+    """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the kernel's own."""
     axes, kernel_width, enough = view.axes, view.axes[-1].kernel, device_threads(problem.device)
     if kernel_width > INT32_MAX:
         raise Unsupported(
@@ -105,12 +105,13 @@ def plan(problem: Problem, view: View, variant: str, chunk_taps: int, reason: st
             "chunks_per_thread": offset(per_thread),
             "threads": offset(threads),
         },
-        takes_window=problem.call.operation != "space_to_batch",
+        source=f"{kernel}.cu",
+        symbol=kernel,
     )
 
 
 def per_block(problem: Problem, view: View) -> Plan:
-    """Plan the kernel in which a thread stores what it loads."""
+    """Plan kernels/im2col_per_block.cu, in which a thread stores what it loads."""
     view = view.with_rows_as_planes()
     taps = DIRECT_TAPS if view.itemsize <= 8 else DIRECT_TAPS // 2
     at_once = taps_at_once(view)
@@ -118,4 +119,4 @@ def per_block(problem: Problem, view: View) -> Plan:
         taps *= 2  # of half as many planes
     chunk = at_once * chunk_size(view.axes[-1].kernel // at_once, taps // at_once)
     reason = "neighbouring threads take neighbouring blocks"
-    return plan(problem, view, "per_block", chunk, reason, TAPS_AT_ONCE=at_once)
+    return plan(problem, view, "per_block", "im2col_per_block", chunk, reason, TAPS_AT_ONCE=at_once)
