@@ -17,6 +17,7 @@
 // Tiles are small, so that many are in progress and none with many blocks takes long. The number of tests is
 // tiles times blocks: little work beside the sums if a block has hundreds of pixels.
 #define L2_FETCH ".L2::128B"
+#include "bits.cuh"
 #include "positions.cuh"
 
 constexpr int warps = THREADS / 32;
@@ -38,6 +39,30 @@ template <bool tile> __device__ constexpr int extent(int axis)
     if (axis == last)
         return 32 * (tile ? warps_along_rows : 1);
     return axis == along ? thread_rows * (tile ? warps / warps_along_rows : 1) : 1;
+}
+
+// A bit for each of some rows, `step` apart from `first` on, that is in [0, extent). The extent is not
+// negative.
+template <int rows, int step> inline __device__ unsigned rows_within(Offset first, Offset extent)
+{
+    unsigned bits = 0;
+    if constexpr (step > 1) {
+#pragma unroll
+        for (int row = 0; row < rows; ++row)
+            bits |= within(first + row * step, extent) ? 1u << row : 0;
+    } else {
+        const Offset end = min(extent - first, Offset(rows));
+        bits = run_of_bits(max(-first, Offset(0)), max(end, Offset(0)));
+    }
+    return bits;
+}
+
+// Whether a word has a bit: one instruction, where the compiler would shift the bit down to guard a load.
+inline __device__ bool has_bit(unsigned word, int number)
+{
+    unsigned bit = 1u << number;
+    keep(bit);
+    return word & bit;
 }
 
 // A block that meets the tile.

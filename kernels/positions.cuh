@@ -44,47 +44,6 @@ inline __device__ bool meets(long long position, Offset block, Offset begin, Off
     return position < end && position > (long long)(begin)-block;
 }
 
-// Ones from a bit on, of 32.
-inline __device__ unsigned bits_from(int begin)
-{
-#ifdef HOSTCUDA
-    return begin < 32 ? ~0u << begin : 0;
-#else
-    unsigned bits;
-    asm("shl.b32 %0, %1, %2;" : "=r"(bits) : "r"(~0u), "r"(begin)); // which may be past the last
-    return bits;
-#endif
-}
-// Ones from a bit on up to another, neither below zero.
-inline __device__ unsigned run_of_bits(Offset begin, Offset end)
-{
-    return bits_from(int(begin)) & ~bits_from(int(end));
-}
-
-// A bit for each of some rows, `step` apart from `first` on, that is in [0, extent). The extent is not
-// negative.
-template <int rows, int step> inline __device__ unsigned rows_within(Offset first, Offset extent)
-{
-    unsigned bits = 0;
-    if constexpr (step > 1) {
-#pragma unroll
-        for (int row = 0; row < rows; ++row)
-            bits |= within(first + row * step, extent) ? 1u << row : 0;
-    } else {
-        const Offset end = min(extent - first, Offset(rows));
-        bits = run_of_bits(max(-first, Offset(0)), max(end, Offset(0)));
-    }
-    return bits;
-}
-
-// Whether a word has a bit: one instruction, where the compiler would shift the bit down to guard a load.
-inline __device__ bool has_bit(unsigned word, int number)
-{
-    unsigned bit = 1u << number;
-    keep(bit);
-    return word & bit;
-}
-
 // The factors of an element's weight: loaded first and multiplied when needed, so that a thread has the loads
 // of all its elements in flight. They are zero, and not read, if the element does not exist.
 struct TapWeight {

@@ -10,13 +10,13 @@ constexpr int unweighted =
 
 // Tap k of block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
 struct Sliding {
-    long long image_batch_step, image_plane_step; // in elements, as all steps
-    long long columns_batch_step, columns_plane_step;
     Offset size[spatial_rank]; // pixels of the image
     Offset stride[spatial_rank];
     Offset dilation[spatial_rank];
     Offset pad[spatial_rank];
-    Offset pixel_step[spatial_rank];
+    Offset pixel_step[spatial_rank]; // in elements, as all steps
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
 };
 
 // The weight of a tap, by its place along each axis and by its number.

@@ -209,7 +209,7 @@ FAULTS = (
           DASK + "what_a_caller_changes_after_the_call_changes_no_result[stitch-full]"),
     # --- the planner
     Fault("a step from a plane to the next that no offset holds", f"{VARIANTS}/sums.py",
-          "view.channels, *planes, *steps", "view.channels, *steps",
+          "view.planes, *planes, *steps", "view.planes, *steps",
           PLANS + "offsets_are_wide_from_the_first_element_that_needs_it"),
 )
 # fmt: on
@@ -218,7 +218,7 @@ FAULTS = (
 PTX = "tests/test_ptx.py::test_machine_code_gives_the_bits_of_the_numpy_path"
 
 INLINE_PTX = {
-    "add_blocks_binned.cu": (
+    "bits.cuh": (
         ("%3, 0xd8;", "%3, 0xca;", "add_blocks_binned"),
         ("bfind.u32 %0, %2;", "clz.b32 %0, %2;", "add_blocks_binned"),
         ("    word ^= bit;\n", "", "add_blocks_binned"),
@@ -227,7 +227,6 @@ INLINE_PTX = {
         ("@p atom.global.add.u64 %0, [%1], 1;", "@p atom.global.add.u64 %0, [%1], 0;", "wide-offsets"),
         ("@p atom.global.add.u32 %0, [%1], 1;", "@p atom.global.add.u32 %0, [%1], 0;", "binned"),
     ),
-    "positions.cuh": (("shl.b32 %0, %1, %2;", "shr.u32 %0, %1, %2;", "add_blocks_output_driven"),),
     "window.cuh": (
         ("shl.b32 %0, %0, %1;", "shl.b32 %0, %0, 32;", "weights"),
         ("shl.b64 %0, %0, %1;", "shl.b64 %0, %0, 64;", "double-weights"),

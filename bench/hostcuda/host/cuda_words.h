@@ -181,6 +181,10 @@ __forceinline__ unsigned __funnelshift_l(unsigned low, unsigned high, unsigned s
 {
     return unsigned((uint64_t(high) << 32 | low) << (shift & 31) >> 32);
 }
+__forceinline__ unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift)
+{
+    return shift < 32 ? __funnelshift_l(low, high, shift) : low;
+}
 __forceinline__ unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
 {
     return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));

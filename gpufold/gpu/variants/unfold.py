@@ -38,15 +38,15 @@ def sliding(view: View) -> Field:
     """Return the struct Sliding of kernels/sliding.cuh."""
     axes = view.axes
     return struct(
-        image_batch_step=wide(view.array_batch),
-        image_plane_step=wide(view.array_plane),
-        columns_batch_step=wide(view.blocks_batch),
-        columns_plane_step=wide(view.blocks_plane),
         size=offset([axis.size for axis in axes]),
         stride=offset([axis.stride for axis in axes]),
         dilation=offset([axis.dilation for axis in axes]),
         pad=offset([axis.pad for axis in axes]),
         pixel_step=offset([axis.pixel_stride for axis in axes]),
+        image_batch_step=wide(view.array_batch),
+        image_plane_step=wide(view.array_plane),
+        columns_batch_step=wide(view.blocks_batch),
+        columns_plane_step=wide(view.blocks_plane),
     )
 
 
