@@ -208,7 +208,7 @@ FAULTS = (
           "tuple(each.copy() for each in weights)", "tuple(weights)",
           DASK + "what_a_caller_changes_after_the_call_changes_no_result[stitch-full]"),
     # --- the planner
-    Fault("a step from a plane to the next that no offset holds", f"{VARIANTS}/sums.py",
+    Fault("a step from a plane to the next that no offset holds", f"{VARIANTS}/col2im.py",
           "view.planes, *planes, *steps", "view.planes, *steps",
           PLANS + "offsets_are_wide_from_the_first_element_that_needs_it"),
 )

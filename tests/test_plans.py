@@ -457,8 +457,6 @@ REFUSED = [
     row("output_driven would need .* bytes of shared memory", placed, *OF_FIFTY_AXES, 3, "output_driven"),
     row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
     # What no GPU has.
-    row("2147483648 thread blocks, of which there are 2147483647", launched_with, grid=(2**31, 1, 1)),
-    row("65536 rows of thread blocks, of which there are 65535", launched_with, grid=(1, 65536, 1)),
     row("49153 bytes of shared memory, of which there are 49152", launched_with, shared_bytes=49153),
 ]
 

@@ -763,7 +763,7 @@ def cupy():
         getDevice=get_device,
         getDeviceCount=lambda: DEVICES,
         getDeviceProperties=lambda device: PROPERTIES,
-        deviceGetAttribute=lambda attribute, device: {38: 50 << 20, 81: 228 << 10, 115: POOLS_OF_DEVICES}[attribute],
+        deviceGetAttribute=lambda attribute, device: {38: 50 << 20, 115: POOLS_OF_DEVICES}[attribute],
         deviceSynchronize=lambda: Device().synchronize(),
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 13000,
@@ -773,7 +773,6 @@ def cupy():
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.used_bytes(), TOTAL_BYTES),
         streamCaptureModeGlobal=0,
         cudaDevAttrL2CacheSize=38,
-        cudaDevAttrMaxSharedMemoryPerMultiprocessor=81,
         cudaDevAttrMemoryPoolsSupported=115,
         memcpyDeviceToDevice=3,
     )

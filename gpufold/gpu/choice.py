@@ -8,9 +8,8 @@ from math import prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
-from gpufold.gpu.variants import add_blocks, im2col, space
+from gpufold.gpu.variants import im2col, placed, space
 from gpufold.gpu.variants.columns import view_of
-from gpufold.gpu.variants.placed import placed_view
 from gpufold.gpu.variants.views import SECTOR_BYTES, WIDEST_WORD, View
 
 NARROW_BYTES = 4
@@ -135,7 +134,7 @@ atomic additions are faster than both."""
 
 def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield atomic for few integers, binned if there is much to test, and output_driven."""
-    view, tiling = placed_view(problem), add_blocks.tiling_of(problem)
+    view, tiling = placed.placed_view(problem), placed.tiling_of(problem)
     if problem.element.exact and prod(problem.input.shape) <= LISTS_MIN_TESTS:
         yield "atomic", "elements are few, and their sums exact in any order"
     if view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count >= LISTS_MIN_TESTS:

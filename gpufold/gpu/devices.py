@@ -6,21 +6,21 @@ from gpufold.gpu.plan import H200, Device
 
 # Figures are those of the CUDA C++ Programming Guide's table of compute capabilities, of whitepapers and data sheets.
 DEVICES = {
-    # NVIDIA A100 Tensor Core GPU Architecture (whitepaper): 108 SM, 164 KB of shared memory, 40 MB of L2 cache.
-    "A100": Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 2048, 164 << 10, 40 << 20),
-    # NVIDIA H100 Tensor Core GPU Architecture (whitepaper), SXM: 132 SM, 228 KB of shared memory, 50 MB of L2 cache.
+    # NVIDIA A100 Tensor Core GPU Architecture (whitepaper): 108 SM, 40 MB of L2 cache.
+    "A100": Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, l2_bytes=40 << 20),
+    # NVIDIA H100 Tensor Core GPU Architecture (whitepaper), SXM: 132 SM, 50 MB of L2 cache.
     "H100": Device("NVIDIA H100 SXM", (9, 0), 132),
     # NVIDIA H200 data sheet: the H100 SXM's figures, but for its memory.
     "H200": H200,
     # NVIDIA Blackwell data sheet of the HGX B200: 75 TFLOPS of float32 a GPU, from 128 lanes of 148 SM; Blackwell
-    # tuning guide: 228 KB of shared memory, 126 MB of L2 cache.
+    # tuning guide: 126 MB of L2 cache.
     "B200": Device("NVIDIA B200", (10, 0), 148, l2_bytes=126 << 20),
-    # NVIDIA Ada GPU Architecture (whitepaper): 128 SM, 100 KB of shared memory, 72 MB of L2 cache.
-    "RTX 4090": Device("NVIDIA GeForce RTX 4090", (8, 9), 128, 1536, 100 << 10, 72 << 20),
+    # NVIDIA Ada GPU Architecture (whitepaper): 128 SM, 72 MB of L2 cache.
+    "RTX 4090": Device("NVIDIA GeForce RTX 4090", (8, 9), 128, 1536, 72 << 20),
     # NVIDIA L4 data sheet and product brief: 7424 lanes of 58 SM, 48 MB of L2 cache.
-    "L4": Device("NVIDIA L4", (8, 9), 58, 1536, 100 << 10, 48 << 20),
-    # NVIDIA Turing GPU Architecture (whitepaper), T4 data sheet: 40 SM, 64 KB of shared memory, 4 MB of L2 cache.
-    "T4": Device("Tesla T4", (7, 5), 40, 1024, 64 << 10, 4 << 20),
+    "L4": Device("NVIDIA L4", (8, 9), 58, 1536, 48 << 20),
+    # NVIDIA Turing GPU Architecture (whitepaper), T4 data sheet: 40 SM, 4 MB of L2 cache.
+    "T4": Device("Tesla T4", (7, 5), 40, 1024, 4 << 20),
 }
 """Devices by the name that NVIDIA sells them under."""
 

@@ -196,7 +196,6 @@ def device(number: int) -> Device:
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
         properties["maxThreadsPerMultiProcessor"],
-        runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, number),
         runtime.deviceGetAttribute(runtime.cudaDevAttrL2CacheSize, number),
     )
 

@@ -41,15 +41,6 @@ def are_contiguous(shape: Size, strides: Size) -> bool:
     return all(extent == 1 or stride == step for extent, stride, step in steps)
 
 
-def span(extents: Size, strides: Size) -> int:
-    """Bound the distance in elements between any two elements of an array.
-
-    >>> span((2, 3), (3, -1))
-    5
-    """
-    return sum((extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
-
-
 def offset_bits(*largest: int) -> int:
     """Return the width of a kernel's Offset, from the largest values that it must hold."""
     if max(largest) <= INT32_MAX:
@@ -84,9 +75,6 @@ divisor = partial(Field, "divisor")
 wide = partial(Field, "wide")
 """Describes a long long, such as the distance of two planes."""
 
-int32 = partial(Field, "int32")
-"""Describes an int."""
-
 
 def struct(**members: Field) -> Field:
     """Describe a struct, such as the base that several kernels' parameters have in common."""
@@ -110,7 +98,7 @@ def pack(bits: int, **members: Field) -> bytes:
 def _laid_out(bits: int, members: Mapping[str, Field]) -> tuple[np.dtype[Any], tuple[Any, ...]]:
     signed, unsigned = f"i{bits // 8}", f"u{bits // 8}"
     divisor_type = np.dtype([("divisor", signed), ("multiplier", unsigned), ("shift", "i4")], align=True)
-    types: dict[str, Any] = {"offset": signed, "divisor": divisor_type, "wide": "i8", "int32": "i4"}
+    types: dict[str, Any] = {"offset": signed, "divisor": divisor_type, "wide": "i8"}
     layout: list[Any] = []
     values: list[Any] = []
     for name, (kind, value) in members.items():

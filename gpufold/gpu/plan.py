@@ -25,8 +25,6 @@ class Device:
     compute_capability: tuple[int, int]
     multiprocessors: int
     threads_per_multiprocessor: int = 2048
-    shared_bytes: int = 228 << 10
-    """Shared memory of a multiprocessor."""
     l2_bytes: int = 50 << 20
     """Size of the L2 cache, which is flushed between samples of a race."""
 
@@ -127,8 +125,6 @@ class Plan:
         for needed, available, what in (
             (self.shared_bytes, MAX_SHARED_BYTES, "bytes of shared memory"),
             (self.argument_bytes, MAX_ARGUMENT_BYTES, "bytes of arguments"),
-            (self.grid[0], MAX_GRID, "thread blocks"),
-            (self.grid[1], MAX_GRID_ROWS, "rows of thread blocks"),
         ):
             if needed > available:
                 raise Unsupported(f"{self.variant} would need {needed} {what}, of which there are {available}")

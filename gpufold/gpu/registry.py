@@ -14,12 +14,11 @@ from gpufold.given import word
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import add_blocks, col2im, im2col, space
+from gpufold.gpu.variants import col2im, im2col, placed, space
 from gpufold.gpu.variants.average import elementwise
 from gpufold.gpu.variants.binned import binned
 from gpufold.gpu.variants.columns import as_columns
 from gpufold.gpu.variants.runs import runs, staged
-from gpufold.gpu.variants.take_blocks import per_element
 from gpufold.gpu.variants.whole_blocks import gather_blocks
 
 
@@ -37,8 +36,8 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "space_to_batch": _by_name(space.deinterleave, space.per_block),
     "blocks_to_array": _COL2IM,
     "array_to_blocks": _IM2COL,
-    "add_blocks": _by_name(add_blocks.output_driven, binned, add_blocks.atomic),
-    "take_blocks": _by_name(per_element),
+    "add_blocks": _by_name(placed.output_driven, binned, placed.atomic),
+    "take_blocks": _by_name(placed.per_element),
     "average": _by_name(elementwise),
 }
 """Variants by operation and name; each plans a problem or raises Unsupported."""

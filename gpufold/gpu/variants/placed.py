@@ -1,4 +1,4 @@
-"""Common parts of the plans of add_blocks and take_blocks: blocks at positions and their image, with strides."""
+"""Plans of add_blocks, in which tiles search for their blocks or elements scatter, and of take_blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
 from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, struct, wide
-from gpufold.gpu.plan import LaunchShape, Operand, Plan, Problem, make_plan
-from gpufold.gpu.variants.views import SECTOR_BYTES
+from gpufold.gpu.plan import (
+    POINTER_BYTES,
+    LaunchShape,
+    Operand,
+    Plan,
+    Problem,
+    check_atomics,
+    make_plan,
+    resident_blocks,
+)
+from gpufold.gpu.variants.views import SECTOR_BYTES, WARP, word_types
+from gpufold.outside import BY_INDEX
 
 THREADS = 256
 CANDIDATES = 4
@@ -174,3 +185,153 @@ def _bytes_under_blocks(geometry: PositionsGeometry, array: Operand, itemsize: i
 def tiles_of(size: Size, tile: Size) -> Size:
     """Return the tiles along each axis."""
     return tuple(-(-extent // side) for extent, side in zip(size, tile, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------
+# add_blocks
+
+SUM_BYTES, LOADED_BYTES = 128, 192
+"""Most bytes of the sums that a thread keeps in registers, and of its loads in flight."""
+MAX_PLANES, MAX_ROWS, MAX_AT_ONCE = 4, 8, 4
+"""Most planes and rows of a thread, and blocks whose elements it loads before it adds the first."""
+LIST_BYTES = 40 << 10
+"""Most bytes of shared memory for testing several blocks at a time."""
+RESIDENT_BLOCKS = 2
+"""Thread blocks per multiprocessor in the launch bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What a thread block of kernels/add_blocks_output_driven.cu owns."""
+
+    planes: int
+    rows: int
+    """Rows of a thread."""
+    at_once: int
+    """Blocks whose elements a thread loads before it adds the first."""
+    along: Size
+    """Tiles along each axis."""
+
+
+@lru_cache(maxsize=256)
+def tiling_of(problem: Problem) -> Tiling:
+    """Return what a thread block of output_driven owns: as many sums as fit into registers."""
+    view = placed_view(problem)
+    rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
+    weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
+    shared_by = 1 if problem.weight_out is None else 2  # sums of weights take as many registers
+    sums = SUM_BYTES // sum_bytes // shared_by
+    planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
+    rows = 1 << (min(MAX_ROWS, sums // planes).bit_length() - 1)
+    loaded = rows * (planes * sum_bytes + weights * view.element.weight_bytes)
+    at_once = max(1, min(MAX_AT_ONCE, LOADED_BYTES // loaded) // shared_by)
+    warps = THREADS // WARP
+    tile = (rows * THREADS,) if rank == 1 else (*(1,) * (rank - 2), rows * warps // 2, 2 * WARP)
+    return Tiling(planes, rows, at_once, tiles_of(view.size, tile))
+
+
+def output_driven(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_output_driven.cu."""
+    view, tiling = placed_view(problem), tiling_of(problem)
+    groups = view.channels // tiling.planes
+    items = view.batch * groups * prod(tiling.along)
+    bits = bits_of(problem, items, (tiling.rows * THREADS,) * len(view.size))
+    entry = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8  # of a list: where a block is, and its position
+    entry = -(-entry // POINTER_BYTES) * POINTER_BYTES
+    candidates = CANDIDATES if CANDIDATES * THREADS * entry <= LIST_BYTES else 1
+    candidates = min(candidates, max(1, -(-view.count // THREADS)))
+    list_bytes = (candidates * THREADS + 1) * entry + THREADS // WARP * COUNT_BYTES
+    return placed_plan(
+        problem,
+        "output_driven",
+        LaunchShape(items, 1, THREADS, tiling.along, groups, bits, list_bytes),
+        "each thread block owns a tile of the image and adds the blocks that meet it, in their order",
+        {},
+        PLANES=tiling.planes,
+        ROWS=tiling.rows,
+        AT_ONCE=tiling.at_once,
+        CANDIDATES=candidates,
+        RESIDENT_BLOCKS=RESIDENT_BLOCKS,
+    )
+
+
+def atomic(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_atomic.cu."""
+    view = placed_view(problem)
+    check_atomics(problem.call.dtype)
+    items = view.count * view.batch * view.channels * prod(view.block)
+    bits = bits_of(problem, items, (0,) * len(view.size))
+    return placed_plan(
+        problem,
+        "atomic",
+        LaunchShape(items, THREADS, THREADS, view.block, view.channels, bits),
+        "each thread adds one element of the blocks to its pixel with an atomic operation",
+        {"by_batch": divisor(view.batch)},
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# take_blocks
+
+DIRECT_BYTES, DIRECT_LOADS = 32, 8
+"""Most bytes and loads that a thread has in flight, over its planes."""
+DIRECT_REGISTERS = 22
+"""Registers of a thread besides its elements and weights."""
+DIRECT_RESIDENT_BLOCKS = 4
+"""Most thread blocks per multiprocessor in the launch bounds; without a bound, the compiler stores some pixels before
+it loads all."""
+
+
+def _shares(problem: Problem, rows: int) -> list[tuple[int, int]]:
+    """Return candidates for a thread's planes and elements per plane, powers of two: as many as allowed, or half.
+
+    For blocks with short rows, whose sectors few neighbours share, half was faster on an H100.
+    """
+    view = placed_view(problem)
+    most = min(DIRECT_LOADS, DIRECT_BYTES // view.element.itemsize)
+    shares = []
+    for limit in (most, most // 2):
+        planes = min(limit, 1 << view.channels.bit_length() - 1)
+        elements = min(max(1, limit // max(1, planes)), 1 << rows.bit_length() - 1)
+        if planes and (planes, elements) not in shares:
+            shares.append((planes, elements))
+    return shares[::-1] if view.block[-1] < WARP and all(elements == 1 for _, elements in shares) else shares
+
+
+def _registers(problem: Problem, planes: int, elements: int) -> int:
+    view, weight_bytes = placed_view(problem), problem.element.weight_bytes
+    weights = {"none": 0, "separable": len(view.size) - view.fixed, "full": 1}[problem.fusion.window]
+    return DIRECT_REGISTERS + elements * (planes * -(-view.element.itemsize // 4) + weights * weight_bytes // 4)
+
+
+def per_element(problem: Problem) -> tuple[Plan, ...]:
+    """Plan for kernels/take_blocks_per_element.cu."""
+    if problem.fusion.mode in BY_INDEX:
+        raise Unsupported(f"mode {problem.fusion.mode!r} is taken by index, by no kernel")
+    axis = max(0, len(placed_view(problem).size) - 2)
+    shares = _shares(problem, placed_view(problem).block[axis])
+    return tuple([_per_element(problem, axis, planes, elements) for planes, elements in shares])
+
+
+def _per_element(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
+    view = placed_view(problem)
+    groups = -(-view.channels // planes)
+    step = -(-view.block[axis] // elements)
+    owned = (*view.block[:axis], step, *view.block[axis + 1 :])
+    items = view.count * view.batch * groups * prod(owned)
+    bits = bits_of(problem, items, (elements * step,) * len(view.size))
+    moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
+    resident = resident_blocks(THREADS, _registers(problem, planes, elements))
+    return placed_plan(
+        problem,
+        "per_element",
+        LaunchShape(items, THREADS, THREADS, owned, groups, bits),
+        "each thread takes a few elements of a block, which neighbouring threads store side by side",
+        {"by_batch": divisor(view.batch)},
+        **moved,
+        MODE=problem.fusion.mode,
+        PLANES=planes,
+        ALL_PLANES=int(view.channels % planes == 0),
+        ELEMENTS=elements,
+        RESIDENT_BLOCKS=min(DIRECT_RESIDENT_BLOCKS, resident),
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import SpaceGeometry
-from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, offset, offset_bits, span, wide
+from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, offset, offset_bits, wide
 from gpufold.gpu.plan import LaunchShape, Operand, Plan, Problem, make_plan, planes_per_thread, resident_blocks
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.views import (
@@ -171,7 +171,7 @@ def _pieces(problem: Problem, view: View) -> Iterator[_Pieces]:
     last, itemsize = view.axes[-1], view.itemsize
     of_word, aligned = 4 // itemsize, view.blocks_at_once(problem.input.alignment)
     shape, steps = problem.input.shape, problem.input.strides
-    extent = 1 + span(shape, steps)
+    extent = 1 + sum((count - 1) * step for count, step in zip(shape, steps, strict=True))
     in_words = last.block_stride == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
     in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
     in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # rounded up, so that rows of most sizes are alike

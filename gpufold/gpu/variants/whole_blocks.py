@@ -8,8 +8,8 @@ from math import gcd, lcm, prod
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import are_contiguous, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem
+from gpufold.gpu.variants.col2im import largest_offset, plans_of, sum_plan
 from gpufold.gpu.variants.columns import view_of
-from gpufold.gpu.variants.sums import largest_offset, plans_of, sum_plan
 from gpufold.gpu.variants.views import WIDEST_WORD, ViewAxis, word_elements
 
 THREADS = 128
