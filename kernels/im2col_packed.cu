@@ -65,6 +65,7 @@ struct Parameters : Sliding {
     Offset row_blocks;    // along the last axis
     Divisor planes;
     Offset threads;
+    long long image_batch_step, image_plane_step;
 };
 
 // The compiler leaves out what no tap takes.

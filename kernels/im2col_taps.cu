@@ -36,6 +36,8 @@ struct Parameters : Sliding {
     Offset row_blocks;            // along the last axis
     Divisor planes;
     Offset threads; // one per word of taps, place and plane
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
 };
 
 template <int blocks>

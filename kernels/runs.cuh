@@ -16,4 +16,6 @@ struct Runs : Sliding {
     Offset plane_blocks; // of all axes
     Divisor runs;        // of a plane
     Divisor planes;
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
 };

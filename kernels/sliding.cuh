@@ -15,8 +15,6 @@ struct Sliding {
     Offset dilation[spatial_rank];
     Offset pad[spatial_rank];
     Offset pixel_step[spatial_rank]; // in elements, as all steps
-    long long image_batch_step, image_plane_step;
-    long long columns_batch_step, columns_plane_step;
 };
 
 // The weight of a tap, by its place along each axis and by its number.

@@ -32,6 +32,8 @@ struct Parameters : Sliding {
     Offset chunks; // of all taps of a block
     Offset chunks_per_thread;
     Offset threads; // along x, one per block and group of planes
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
 };
 
 // Where a thread works; tap 0 of its block may lie outside the image.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits
+from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits, wide
 from gpufold.gpu.plan import MAX_SHARED_BYTES, LaunchShape, Plan, Problem, make_plan, resident_blocks
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.columns import view_of
@@ -102,7 +102,7 @@ def taps(problem: Problem) -> Plan:
         "and its neighbours the taps beside " + ("them" if word > 1 else "it"),
         {**unfold.types_of(problem, view.itemsize), "SPATIAL_RANK": len(axes), **defines},
         {
-            "sliding": unfold.sliding(view),
+            **unfold.sliding(view),
             "tap_step": offset(view.tap_strides),
             "block_step": offset([axis.block_stride for axis in axes]),
             "kernel": divisor(kernel),
@@ -110,6 +110,7 @@ def taps(problem: Problem) -> Plan:
             "row_blocks": offset(row.blocks),
             "planes": divisor(view.planes),
             "threads": offset(threads),
+            **unfold.plane_steps(view),
         },
         symbol="im2col_taps_of_several" if several else "im2col_taps",
     )
@@ -178,10 +179,12 @@ def packed(problem: Problem) -> Plan:
             "RESIDENT_BLOCKS": resident_blocks(WARP * tiles, max(registers, loaded) + PACKED_OTHERS),
         },
         {
-            "sliding": unfold.sliding(view),
+            **unfold.sliding(view),
             "places": divisor(places),
             "row_blocks": offset(row.blocks),
             "planes": divisor(view.planes),
             "threads": offset(threads),
+            "image_batch_step": wide(view.array_batch),
+            "image_plane_step": wide(view.array_plane),
         },
     )

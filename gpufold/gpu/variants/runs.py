@@ -254,7 +254,7 @@ def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dic
             **defines,
         },
         {
-            "sliding": unfold.sliding(view),
+            **unfold.sliding(view),
             "kernel": divisor(view.kernel),
             "blocks": divisor(blocks),
             "pieces": divisor(share.in_row),
@@ -264,6 +264,7 @@ def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dic
             "plane_blocks": offset(plane_blocks),
             "runs": divisor(runs),
             "planes": divisor(view.planes),
+            **unfold.plane_steps(view),
             **members,
         },
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, offset_bits, struct, wide
+from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, offset_bits, wide
 from gpufold.gpu.plan import MAX_GRID_ROWS, LaunchShape, Plan, Problem, make_plan, planes_per_thread
 from gpufold.gpu.variants.columns import fusion_defines
 from gpufold.gpu.variants.views import MOVING_THREADS, PLANES_PER_THREAD, View, chunk_size, device_threads, word_types
@@ -34,20 +34,26 @@ def taps_at_once(view: View) -> int:
     return view.pixels_at_once(view.alignment, last.kernel, last.stride, last.pad) if last.dilation == 1 else 1
 
 
-def sliding(view: View) -> Field:
-    """Return the struct Sliding of kernels/sliding.cuh."""
+def sliding(view: View) -> dict[str, Field]:
+    """Return the members of Sliding in kernels/sliding.cuh."""
     axes = view.axes
-    return struct(
-        size=offset([axis.size for axis in axes]),
-        stride=offset([axis.stride for axis in axes]),
-        dilation=offset([axis.dilation for axis in axes]),
-        pad=offset([axis.pad for axis in axes]),
-        pixel_step=offset([axis.pixel_stride for axis in axes]),
-        image_batch_step=wide(view.array_batch),
-        image_plane_step=wide(view.array_plane),
-        columns_batch_step=wide(view.blocks_batch),
-        columns_plane_step=wide(view.blocks_plane),
-    )
+    return {
+        "size": offset([axis.size for axis in axes]),
+        "stride": offset([axis.stride for axis in axes]),
+        "dilation": offset([axis.dilation for axis in axes]),
+        "pad": offset([axis.pad for axis in axes]),
+        "pixel_step": offset([axis.pixel_stride for axis in axes]),
+    }
+
+
+def plane_steps(view: View) -> dict[str, Field]:
+    """Return the steps from an image or a plane to the next, which are the last members."""
+    return {
+        "image_batch_step": wide(view.array_batch),
+        "image_plane_step": wide(view.array_plane),
+        "columns_batch_step": wide(view.blocks_batch),
+        "columns_plane_step": wide(view.blocks_plane),
+    }
 
 
 def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
@@ -93,7 +99,7 @@ def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: in
             **defines,
         },
         {
-            "sliding": sliding(view),
+            **sliding(view),
             "block_step": offset([axis.block_stride for axis in axes]),
             "tap_step": offset(view.tap_stride),
             "blocks": divisor(view.blocks),
@@ -104,6 +110,7 @@ def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: in
             "chunks": offset(chunks),
             "chunks_per_thread": offset(per_thread),
             "threads": offset(threads),
+            **plane_steps(view),
         },
         source=f"{kernel}.cu",
         symbol=kernel,
