@@ -50,11 +50,6 @@ def offset_bits(*largest: int) -> int:
     raise Unsupported(f"offsets up to {max(largest)} do not fit into 64 bits on a GPU")
 
 
-def offset_type(bits: int) -> str:
-    """Return the C++ type that OFFSET is defined as."""
-    return {32: "int", 64: "long long"}[bits]
-
-
 # ---------------------------------------------------------------------------------------------
 # Parameter structs
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, ElementType
 from gpufold.geometry import Geometry, Size, SpaceGeometry
-from gpufold.gpu.parameters import Field, contiguous_strides, offset_type, pack
+from gpufold.gpu.parameters import Field, contiguous_strides, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +200,14 @@ def make_plan(
 
     `members` are the kernel's parameter struct. The default of `bytes_moved` counts the arrays.
     """
-    operation = problem.call.operation
+    operation, integer = problem.call.operation, {32: "int", 64: "long long"}[shape.bits]
     name = f"{KERNELS_OF.get(operation, operation)}_{variant}"
     return Plan(
         operation,
         variant,
         facts.pop("source", f"{name}.cu"),
         facts.pop("symbol", name),
-        specialisation({"OFFSET": offset_type(shape.bits), "THREADS": shape.threads, **defines}),
+        specialisation({"OFFSET": integer, "THREADS": shape.threads, **defines}),
         grid_of(shape.items, shape.per_block, shape.rows),
         (shape.threads, 1, 1),
         pack(shape.bits, **members),

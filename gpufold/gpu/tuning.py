@@ -30,8 +30,6 @@ ROUNDS = 5
 """Samples of each plan, of which the median counts."""
 MARGIN = 0.05
 """Fraction by which a plan must be faster than the heuristics' plan."""
-LINE_BYTES = 4096
-"""Most bytes of a line: lines of several processes do not mix if each is written at once."""
 
 Seconds: TypeAlias = Mapping[str, float]
 """Seconds of a launch, by the label of its plan."""
@@ -199,16 +197,11 @@ def remember(problem: Problem, key: str, seconds: Seconds) -> None:
         print(f"gpufold.autotune: {problem.call.operation} {problem.call.data_shape}: {times}", file=sys.stderr)
     entry = {"key": key, "operation": problem.call.operation, "shape": problem.call.data_shape, "seconds": seconds}
     line = f"\n{json.dumps(entry)}\n".encode()  # a line of its own, even after one that was cut
-    if len(line) > LINE_BYTES:
-        return
     path = file_of(device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        with open(path, "ab", buffering=0) as file:  # at once: lines of several processes do not mix
+            file.write(line)
         unwritten.pop(device, None)
     except OSError as error:
         unwritten[device] = str(error)

@@ -91,6 +91,12 @@ def placed_view(problem: Problem) -> PlacedView:
     )
 
 
+def weights_of(problem: Problem) -> int:
+    """Count the weights that are loaded for an element."""
+    view = placed_view(problem)
+    return {"none": 0, "separable": len(view.size) - view.fixed, "full": 1}[problem.fusion.window]
+
+
 def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
     """Return the width of an Offset for a kernel whose threads own tiles."""
     view = placed_view(problem)
@@ -218,12 +224,11 @@ def tiling_of(problem: Problem) -> Tiling:
     """Return what a thread block of output_driven owns: as many sums as fit into registers."""
     view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
-    weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
     shared_by = 1 if problem.weight_out is None else 2  # sums of weights take as many registers
     sums = SUM_BYTES // sum_bytes // shared_by
     planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
     rows = 1 << (min(MAX_ROWS, sums // planes).bit_length() - 1)
-    loaded = rows * (planes * sum_bytes + weights * view.element.weight_bytes)
+    loaded = rows * (planes * sum_bytes + weights_of(problem) * view.element.weight_bytes)
     at_once = max(1, min(MAX_AT_ONCE, LOADED_BYTES // loaded) // shared_by)
     warps = THREADS // WARP
     tile = (rows * THREADS,) if rank == 1 else (*(1,) * (rank - 2), rows * warps // 2, 2 * WARP)
@@ -298,12 +303,6 @@ def _shares(problem: Problem, rows: int) -> list[tuple[int, int]]:
     return shares[::-1] if view.block[-1] < WARP and all(elements == 1 for _, elements in shares) else shares
 
 
-def _registers(problem: Problem, planes: int, elements: int) -> int:
-    view, weight_bytes = placed_view(problem), problem.element.weight_bytes
-    weights = {"none": 0, "separable": len(view.size) - view.fixed, "full": 1}[problem.fusion.window]
-    return DIRECT_REGISTERS + elements * (planes * -(-view.element.itemsize // 4) + weights * weight_bytes // 4)
-
-
 def per_element(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/take_blocks_per_element.cu."""
     if problem.fusion.mode in BY_INDEX:
@@ -321,7 +320,8 @@ def _per_element(problem: Problem, axis: int, planes: int, elements: int) -> Pla
     items = view.count * view.batch * groups * prod(owned)
     bits = bits_of(problem, items, (elements * step,) * len(view.size))
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
-    resident = resident_blocks(THREADS, _registers(problem, planes, elements))
+    weight_registers = weights_of(problem) * problem.element.weight_bytes // 4
+    registers = DIRECT_REGISTERS + elements * (planes * -(-view.element.itemsize // 4) + weight_registers)
     return placed_plan(
         problem,
         "per_element",
@@ -333,5 +333,5 @@ def _per_element(problem: Problem, axis: int, planes: int, elements: int) -> Pla
         PLANES=planes,
         ALL_PLANES=int(view.channels % planes == 0),
         ELEMENTS=elements,
-        RESIDENT_BLOCKS=min(DIRECT_RESIDENT_BLOCKS, resident),
+        RESIDENT_BLOCKS=min(DIRECT_RESIDENT_BLOCKS, resident_blocks(THREADS, registers)),
     )

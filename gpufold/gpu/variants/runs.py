@@ -30,6 +30,7 @@ def runs(problem: Problem) -> Plan:
         problem,
         view,
         "runs",
+        "taps it stores in whole sectors",
         _Runs(run, 0, piece, pieces, in_row, all_pieces, MOVING_THREADS, piece * run),
         {
             "BLOCKS": RUN_BLOCKS,
@@ -102,6 +103,7 @@ def staged(problem: Problem) -> Plan:
         problem,
         view,
         "staged",
+        "pixels it brings to shared memory",
         _Runs(laid.run, sector - 1, laid.taps, laid.rows, in_row, rows * in_row, threads, laid.size, slots),
         {
             "RUN": laid.run,
@@ -182,10 +184,6 @@ def _laid_out(view: View, run: int, apart: bool) -> _Staged:
 # What both are planned by
 
 
-REASONS = {"runs": "taps it stores in whole sectors", "staged": "pixels it brings to shared memory"}
-"""What a thread block does with its blocks."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Runs:
     """How thread blocks share out blocks and taps."""
@@ -212,20 +210,19 @@ class _Runs:
 def _contiguous(problem: Problem, variant: str) -> View:
     """Describe a call whose blocks of a tap are contiguous in the columns; raise where they are not."""
     view = simplified_view_of(problem)
-    blocks = view.blocks
     steps = tuple(axis.block_stride for axis in view.axes)
-    if not are_contiguous(blocks, steps):
+    if not are_contiguous(view.blocks, steps):
         raise Unsupported(
-            f"{variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} for {blocks}"
+            f"{variant} needs columns whose blocks of a tap are contiguous, not steps of {steps} for {view.blocks}"
         )
     return view
 
 
-def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dict[str, Any], **members: Field) -> Plan:
+def _plan(
+    problem: Problem, view: View, variant: str, done: str, share: _Runs, defines: dict[str, Any], **members: Field
+) -> Plan:
     """Plan a thread block for each run and, where runs alone are too few, for each share of the pieces."""
-    device = problem.device
-    axes, blocks = view.axes, view.blocks
-    plane_blocks = prod(blocks)
+    device, axes, plane_blocks = problem.device, view.axes, prod(view.blocks)
     runs = -(-(plane_blocks + share.shift) // share.blocks)
     items, chunks = view.batch * view.planes * runs, -(-share.all // share.pieces)
     enough = device.multiprocessors * device.threads_per_multiprocessor // share.threads
@@ -244,8 +241,8 @@ def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dic
     return make_plan(
         problem,
         variant,
-        LaunchShape(items, 1, share.threads, blocks, 1, bits, shared, -(-chunks // of_row)),
-        f"each thread block takes {share.blocks} blocks of a plane, whose {REASONS[variant]}",
+        LaunchShape(items, 1, share.threads, view.blocks, 1, bits, shared, -(-chunks // of_row)),
+        f"each thread block takes {share.blocks} blocks of a plane, whose {done}",
         {
             **unfold.types_of(problem, view.itemsize),
             "SPATIAL_RANK": len(axes),
@@ -256,7 +253,7 @@ def _plan(problem: Problem, view: View, variant: str, share: _Runs, defines: dic
         {
             **unfold.sliding(view),
             "kernel": divisor(view.kernel),
-            "blocks": divisor(blocks),
+            "blocks": divisor(view.blocks),
             "pieces": divisor(share.in_row),
             "all_pieces": offset(share.all),
             "own_pieces": offset(of_row * share.pieces),
