@@ -185,10 +185,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const auto is_inside = [&](int row) {
         return pixel[last] < p.size[last] && (rows == 1 || pixel[above] + row < p.size[above]);
     };
-    OldPixel olds[rows];
+    OldPixel olds[rows][1];
 #pragma unroll
     for (int row = 0; row < rows; ++row)
-        olds[row].load(image + row * p.pixel_stride[above], is_inside(row));
+        OldPixel::load_wide(olds[row], image + row * p.pixel_stride[above], is_inside(row));
     RowFactors<1> factors(taps, window, p);
     factors.set_taps(0, taps[last], p);
 #pragma unroll
@@ -200,6 +200,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         denominators[row].from_axes(factors, 0);
         const Accumulator sum = denominators[row].finish(sums[row]);
         if (is_inside(row))
-            store(image + row * p.pixel_stride[above], narrow(olds[row].plus(sum)));
+            store(image + row * p.pixel_stride[above], narrow(olds[row][0].plus(sum)));
     }
 }

@@ -449,15 +449,6 @@ inline __device__ bool within(Offset value, Offset extent)
     return UnsignedOffset(value) < UnsignedOffset(extent);
 }
 
-inline __device__ unsigned multiply_high(unsigned a, unsigned b)
-{
-    return __umulhi(a, b);
-}
-inline __device__ unsigned long long multiply_high(unsigned long long a, unsigned long long b)
-{
-    return __umul64hi(a, b);
-}
-
 // Division of any n >= 0 by a number known on the host, in two instructions: gpufold/gpu/parameters.py makes
 // the constants.
 struct Divisor {
@@ -467,7 +458,8 @@ struct Divisor {
 
     __device__ Offset quotient(Offset n) const
     {
-        return Offset((multiply_high(UnsignedOffset(n), multiplier) + UnsignedOffset(n)) >> shift);
+        const UnsignedOffset high = sizeof(n) == 8 ? __umul64hi(n, multiplier) : __umulhi(n, multiplier);
+        return Offset((high + UnsignedOffset(n)) >> shift);
     }
     // Replaces n by its quotient and gives the remainder.
     __device__ Offset split(Offset& n) const

@@ -272,11 +272,6 @@ __device__ void average(Accumulator (&sums)[planes][pixels], const Denominator (
 struct OldPixel {
     Result element;
 
-    __device__ void load(const Result* address, bool exists)
-    {
-        if constexpr (accumulates)
-            element = load_own_if(address, exists);
-    }
     // Neighbouring pixels, 16 bytes at most in all; the address is a multiple of their size.
     template <int count>
     static __device__ void load_wide(OldPixel (&pixels)[count], const Result* address, bool exists)

@@ -88,11 +88,9 @@ inline __device__ Weight weight_of(const TapWeight& weight, bool exists)
 }
 
 // Types whose highest bit is the sign, so that zero has one too.
-template <typename Number> constexpr bool has_negative_zero = false;
-template <> constexpr bool has_negative_zero<float> = true;
-template <> constexpr bool has_negative_zero<double> = true;
-template <> constexpr bool has_negative_zero<Float16> = true;
-template <> constexpr bool has_negative_zero<BFloat16> = true;
+template <typename Number>
+constexpr bool has_negative_zero =
+    same<Number, float> || same<Number, double> || same<Number, Float16> || same<Number, BFloat16>;
 template <typename Real> constexpr bool has_negative_zero<Complex<Real>> = true;
 
 // A term or, if it does not exist and is zero so far, -0.0, which changes no sum. For a choice between two
