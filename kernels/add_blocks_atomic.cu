@@ -24,8 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (rest >= p.items)
         return;
     Offset tap[rank];
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis)
+    unrolled_for (int axis = last; axis >= 0; --axis)
         tap[axis] = p.by_extent[axis].split(rest);
     const Offset channel = p.by_channels.split(rest);
     const Offset batch = p.by_batch.split(rest), block = rest;
@@ -34,8 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     image += batch * p.image_batch + channel * p.image_channel;
     bool inside = true, weighing = batch == 0 && channel == 0;
     Offset weight_place = 0;
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
+    unrolled_for (int axis = 0; axis < rank; ++axis) {
         const long long position =
             axis < fixed ? 0 : positions[(long long)(block)*positioned + (axis - fixed)];
         inside = inside && position >= -(long long)(tap[axis]) && position < p.size[axis] - tap[axis];

@@ -50,10 +50,8 @@ inline __device__ Note in_order(Note number)
 {
     const Note before = __shfl_down_sync(~0u, number, 1);
     if (__any_sync(~0u, number < before))
-#pragma unroll
-        for (int size = 2; size <= 32; size *= 2)
-#pragma unroll
-            for (int step = size / 2; step > 0; step /= 2) {
+        unrolled_for (int size = 2; size <= 32; size *= 2)
+            unrolled_for (int step = size / 2; step > 0; step /= 2) {
                 const int others = step == size / 2 ? size - 1 : step;
                 const Note other = __shfl_xor_sync(~0u, number, others);
                 number = threadIdx.x & step ? min(number, other) : max(number, other);
@@ -75,8 +73,7 @@ struct Chunk {
         const bool exists = number < p.count;
         const Scalar* origin = blocks + lengthened(exists ? number : 0) * p.block_step;
         Offset offset = 0;
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
+        unrolled_for (int axis = fixed; axis < rank; ++axis)
             offset -= position[axis - fixed] * p.tap_stride[axis];
         first = max(position[positioned - 1], Offset(0));
         columns = min(position[positioned - 1] + p.block[last], tile.end[last]);
@@ -86,8 +83,7 @@ struct Chunk {
         } else {
             rows = exists;
             int step = 1; // rows
-#pragma unroll
-            for (int axis = last - 1; axis >= fixed; --axis) {
+            unrolled_for (int axis = last - 1; axis >= fixed; --axis) {
                 const Offset begin = max(position[axis - fixed], Offset(0));
                 const Offset end = min(position[axis - fixed] + p.block[axis], tile.end[axis]);
                 if (axis == last - 1) {
@@ -111,8 +107,7 @@ struct Chunk {
             list.covered[0] = {};
         }
         if constexpr (windowed)
-#pragma unroll
-            for (int axis = 0; axis < positioned; ++axis) {
+            unrolled_for (int axis = 0; axis < positioned; ++axis) {
                 list.position[1 + lane][axis] = position[axis];
                 if (lane == 0)
                     list.position[0][axis] = 0;
@@ -138,8 +133,7 @@ template <int rows> struct Pixels {
     // Takes the lowest of the rows that are left.
     __device__ Pixels(unsigned& left)
     {
-#pragma unroll
-        for (int row = 0; row < rows; ++row) {
+        unrolled_for (int row = 0; row < rows; ++row) {
             bit[row] = rows == tile_rows ? 1u << row : left & -left;
             number[row] = rows == tile_rows ? row : max(31 - __clz(bit[row]), 0);
             left &= ~bit[row];
@@ -153,8 +147,7 @@ template <int rows> struct Pixels {
         if (one_axis)
             return axis == last ? Offset(number[row]) * 32 : 0;
         Offset rest = number[row];
-#pragma unroll
-        for (int inner = last - 1; inner > axis; --inner)
+        unrolled_for (int inner = last - 1; inner > axis; --inner)
             rest = p.by_side[inner].quotient(rest);
         return axis == last || axis < fixed ? 0 : axis == fixed ? rest : p.by_side[axis].split(rest);
     }
@@ -168,8 +161,7 @@ template <int rows> struct Pixels {
             return (long long)(number[row]) * step; // one instruction, the sum with an address included
         } else {
             Offset offset = 0;
-#pragma unroll
-            for (int axis = fixed; axis < rank; ++axis)
+            unrolled_for (int axis = fixed; axis < rank; ++axis)
                 offset += along(row, axis, p) * stride[axis];
             keep_here(offset);
             return offset;
@@ -179,8 +171,7 @@ template <int rows> struct Pixels {
     // The blocks of a chunk that cover each row.
     __device__ void cover(unsigned (&covering)[rows], const Chunk& chunk) const
     {
-#pragma unroll
-        for (int row = 0; row < rows; ++row)
+        unrolled_for (int row = 0; row < rows; ++row)
             covering[row] = __ballot_sync(~0u, chunk.rows & bit[row]) &
                             (one_axis ? chunk.of_column(number[row]) : chunk.covering);
     }
@@ -201,16 +192,14 @@ template <int rows> struct Left {
 
     __device__ Left(const unsigned (&each)[rows])
     {
-#pragma unroll
-        for (int row = 0; row < rows; ++row)
+        unrolled_for (int row = 0; row < rows; ++row)
             covering[row / group] |= each[row];
     }
 
     __device__ bool any() const // in the warp
     {
         unsigned some = 0;
-#pragma unroll
-        for (int number = 0; number < rows / group; ++number)
+        unrolled_for (int number = 0; number < rows / group; ++number)
             some |= covering[number];
         return __any_sync(~0u, some);
     }
@@ -229,8 +218,7 @@ template <int rows> struct Layer {
         const Scalar* source[rows];
         int entry;
         unsigned of_entry; // the rows that it covers
-#pragma unroll
-        for (int row = 0; row < rows; ++row) {
+        unrolled_for (int row = 0; row < rows; ++row) {
             unsigned& covering = left.covering[row / group];
             if constexpr (group == 1)
                 covered[row] = covering;
@@ -245,16 +233,13 @@ template <int rows> struct Layer {
             source[row] = (list.origin + 1)[entry] + offset;
             Offset tap[rank];
             if constexpr (windowed)
-#pragma unroll
-                for (int axis = fixed; axis < rank; ++axis)
+                unrolled_for (int axis = fixed; axis < rank; ++axis)
                     tap[axis] = pixels.along(row, axis, p) + (axis == last ? int(threadIdx.x % 32) : 0) -
                                 (list.position + 1)[entry][axis - fixed];
             taps[row] = TapWeight(tap, covered[row], window, p);
         }
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-            for (int row = 0; row < rows; ++row)
+        unrolled_for (int plane = 0; plane < planes; ++plane)
+            unrolled_for (int row = 0; row < rows; ++row)
                 elements[plane][row] =
                     load_if(source[row] + plane * p.blocks_channel, covered[row], nothing(Scalar{}));
     }
@@ -270,16 +255,13 @@ template <int rows> struct Sums {
     __device__ void start(const unsigned (&covering)[rows], const Pixels<rows>& pixels, const Column& column,
                           const BinParameters& p)
     {
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-            for (int row = 0; row < rows; ++row) {
+        unrolled_for (int plane = 0; plane < planes; ++plane)
+            unrolled_for (int row = 0; row < rows; ++row) {
                 const Result before = load_own_if(column.image[plane] + pixels.offset(row, p.pixel_stride, p),
                                                   covering[row] && !touched[row]);
                 elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);
             }
-#pragma unroll
-        for (int row = 0; row < rows; ++row) {
+        unrolled_for (int row = 0; row < rows; ++row) {
             if constexpr (weighs_out)
                 if (covering[row] && !touched[row] && column.weighing)
                     weights[row] = column.weight[pixels.offset(row, p.weight_stride, p)];
@@ -289,16 +271,13 @@ template <int rows> struct Sums {
 
     __device__ void add(const Layer<rows>& layer)
     {
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-            for (int row = 0; row < rows; ++row)
+        unrolled_for (int plane = 0; plane < planes; ++plane)
+            unrolled_for (int row = 0; row < rows; ++row)
                 elements[plane][row] =
                     ::add(elements[plane][row],
                           term_of(layer.elements[plane][row], layer.taps[row], layer.covered[row]));
         if constexpr (weighs_out)
-#pragma unroll
-            for (int row = 0; row < rows; ++row)
+            unrolled_for (int row = 0; row < rows; ++row)
                 weights[row] = ::add(weights[row], or_nothing(weight_of(layer.taps[row], layer.covered[row]),
                                                               layer.covered[row]));
     }
@@ -324,10 +303,8 @@ template <int rows> struct Sums {
 
     __device__ void write(const Pixels<rows>& pixels, const Column& column, const BinParameters& p) const
     {
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-            for (int row = 0; row < rows; ++row) {
+        unrolled_for (int plane = 0; plane < planes; ++plane)
+            unrolled_for (int row = 0; row < rows; ++row) {
                 Result* pixel = column.image[plane] + pixels.offset(row, p.pixel_stride, p);
                 if constexpr (Pixels<rows>::known)
                     keep(pixel); // or each row would load the stride anew
@@ -335,8 +312,7 @@ template <int rows> struct Sums {
                     store(pixel, narrow(elements[plane][row]));
             }
         if constexpr (weighs_out)
-#pragma unroll
-            for (int row = 0; row < rows; ++row)
+            unrolled_for (int row = 0; row < rows; ++row)
                 if (touched[row] && column.weighing)
                     column.weight[pixels.offset(row, p.weight_stride, p)] = weights[row];
     }
@@ -356,8 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     Tile tile;
     Offset number = 0, step = 1, pixel = 0, weight_pixel = 0, tap = 0;
     bool weighing = true;
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis) {
+    unrolled_for (int axis = last; axis >= 0; --axis) {
         const Offset at = p.by_extent[axis].split(rest);
         if (axis >= fixed) {
             number += at * step;
@@ -385,8 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         weighing = weighing && batch == 0 && channel == 0;
     }
     Column column{{}, weight_out + weight_pixel, tap + lane * p.tap_stride[last], weighing};
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
+    unrolled_for (int plane = 0; plane < planes; ++plane) {
         column.image[plane] = image + plane * p.image_channel + pixel;
         keep(column.image[plane]);
     }
@@ -395,8 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     if (!crowded) {
         Note rest = in_order(note);
         Offset position[positioned];
-#pragma unroll
-        for (int axis = last; axis >= fixed; --axis) {
+        unrolled_for (int axis = last; axis >= fixed; --axis) {
             position[axis - fixed] = Offset(rest) & (p.by_reach[axis].divisor - 1);
             position[axis - fixed] -= p.block[axis] - 1;
             rest >>= p.by_reach[axis].shift;
@@ -404,8 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         const Chunk own(list, Offset(rest), position, blocks, tile, p);
         unsigned left = own.rows;
         if constexpr (tile_rows > thread_rows)
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2)
+            unrolled_for (int step = 16; step > 0; step /= 2)
                 left |= __shfl_xor_sync(~0u, left, step);
         do {
             const Pixels<thread_rows> pixels(left);
@@ -426,8 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             for (Offset first = 0; __any_sync(~0u, first < bin.count); first += noted) {
                 const Offset listed = load_if(numbers + first + place, place < bin.count - first, p.count);
                 Offset position[positioned];
-#pragma unroll
-                for (int axis = fixed; axis < rank; ++axis)
+                unrolled_for (int axis = fixed; axis < rank; ++axis)
                     position[axis - fixed] =
                         Offset(load_if(positions + lengthened(listed) * positioned + (axis - fixed),
                                        listed < p.count)) -

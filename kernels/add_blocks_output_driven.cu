@@ -47,8 +47,7 @@ template <int rows, int step> inline __device__ unsigned rows_within(Offset firs
 {
     unsigned bits = 0;
     if constexpr (step > 1) {
-#pragma unroll
-        for (int row = 0; row < rows; ++row)
+        unrolled_for (int row = 0; row < rows; ++row)
             bits |= within(first + row * step, extent) ? 1u << row : 0;
     } else {
         const Offset end = min(extent - first, Offset(rows));
@@ -89,24 +88,20 @@ struct Layer {
     {
         Offset tap[rank]; // of the first pixel, on the block or not
         bool meets = true;
-#pragma unroll
-        for (int axis = 0; axis < rank; ++axis) {
+        unrolled_for (int axis = 0; axis < rank; ++axis) {
             tap[axis] = own.at[axis] - (axis < fixed ? 0 : block.position[max(axis - fixed, 0)]);
             meets = meets && (axis == along || within(tap[axis], p.block[axis]));
         }
         covered = meets ? rows_within<thread_rows, row_step>(tap[along], p.block[along]) & own.exist : 0;
         const Scalar* source = block.origin + own.tap;
         const Offset step = row_step * p.tap_stride[along];
-#pragma unroll
-        for (int row = 0; row < thread_rows; ++row) {
+        unrolled_for (int row = 0; row < thread_rows; ++row) {
             weights[row] = TapWeight(tap, has_bit(covered, row), window, p);
             tap[along] += row_step;
         }
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane, source += p.blocks_channel) {
+        unrolled_for (int plane = 0; plane < planes; ++plane, source += p.blocks_channel) {
             keep(source);
-#pragma unroll
-            for (int row = 0; row < thread_rows; ++row)
+            unrolled_for (int row = 0; row < thread_rows; ++row)
                 elements[plane][row] =
                     load_if(source + (long long)(row)*step, has_bit(covered, row), nothing(Scalar{}));
         }
@@ -123,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Offset rest = blockIdx.x, begin[rank], first[rank]; // pixels of the tile and of the warp
     Pixels own{{}, 0, 0};
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis) {
+    unrolled_for (int axis = last; axis >= 0; --axis) {
         begin[axis] = p.by_extent[axis].split(rest) * extent<true>(axis);
         const int place = one_axis        ? warp
                           : axis == last  ? warp % warps_along_rows
@@ -137,8 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     blocks += lengthened(batch) * p.blocks_batch + lengthened(channel) * p.blocks_channel;
     bool inside = true, weighing = batch == 0 && channel == 0;
     Offset pixel = 0, weight_pixel = 0;
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
+    unrolled_for (int axis = 0; axis < rank; ++axis) {
         const Offset from_tile = first[axis] + (axis == last ? lane : 0), at = begin[axis] + from_tile;
         own.at[axis] = axis < fixed ? at : from_tile;
         own.tap += own.at[axis] * p.tap_stride[axis];
@@ -161,19 +154,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         // Each thread tests some blocks. Warps count theirs, and then know where these are in the list.
         const Offset number = tested + threadIdx.x * candidates;
         long long position[candidates][positioned];
-#pragma unroll
-        for (int of = 0; of < candidates; ++of)
-#pragma unroll
-            for (int axis = 0; axis < positioned; ++axis)
+        unrolled_for (int of = 0; of < candidates; ++of)
+            unrolled_for (int axis = 0; axis < positioned; ++axis)
                 position[of][axis] =
                     load_if(positions + lengthened(number + of) * positioned + axis, number + of < p.count);
         bool met[candidates];
         int place = 0, of_warp = 0, found = 0;
-#pragma unroll
-        for (int of = 0; of < candidates; ++of) {
+        unrolled_for (int of = 0; of < candidates; ++of) {
             met[of] = number + of < p.count;
-#pragma unroll
-            for (int axis = fixed; axis < rank; ++axis)
+            unrolled_for (int axis = fixed; axis < rank; ++axis)
                 met[of] = met[of] && meets(position[of][axis - fixed], p.block[axis], begin[axis],
                                            min(begin[axis] + extent<true>(axis), p.size[axis]));
             const unsigned votes = __ballot_sync(~0u, met[of]);
@@ -183,18 +172,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         if (lane == 0)
             counts[warp] = of_warp;
         __syncthreads();
-#pragma unroll
-        for (int other = 0; other < warps; ++other) {
+        unrolled_for (int other = 0; other < warps; ++other) {
             place += other < warp ? counts[other] : 0;
             found += counts[other];
         }
-#pragma unroll
-        for (int of = 0; of < candidates; ++of)
+        unrolled_for (int of = 0; of < candidates; ++of)
             if (met[of]) {
                 Listed& block = list[place++];
                 block.origin = blocks + lengthened(number + of) * p.block_step;
-#pragma unroll
-                for (int axis = fixed; axis < rank; ++axis) {
+                unrolled_for (int axis = fixed; axis < rank; ++axis) {
                     const Offset from_tile = Offset(position[of][axis - fixed] - begin[axis]);
                     block.position[axis - fixed] = from_tile;
                     block.origin -= from_tile * p.tap_stride[axis];
@@ -202,8 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             }
         if (threadIdx.x == 0) { // one that covers nothing comes after the last
             list[found].origin = blocks;
-#pragma unroll
-            for (int axis = fixed; axis < rank; ++axis)
+            unrolled_for (int axis = fixed; axis < rank; ++axis)
                 list[found].position[axis - fixed] = extent<true>(axis);
         }
         __syncthreads();
@@ -211,45 +196,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         for (int of_lanes = 0; of_lanes < found; of_lanes += 32) {
             // A lane tests a block of the list; those that meet the warp's pixels are added by all lanes.
             bool meets = of_lanes + lane < found;
-#pragma unroll
-            for (int axis = max(fixed, last - 1); axis < rank; ++axis)
+            unrolled_for (int axis = max(fixed, last - 1); axis < rank; ++axis)
                 meets = meets && within(first[axis] + extent<false>(axis) - 1 -
                                             list[meets ? of_lanes + lane : 0].position[axis - fixed],
                                         p.block[axis] + extent<false>(axis) - 1);
             unsigned votes = __ballot_sync(~0u, meets);
             if (votes && !started) {
                 started = true;
-#pragma unroll
-                for (int plane = 0; plane < planes; ++plane) {
+                unrolled_for (int plane = 0; plane < planes; ++plane) {
                     const Result* of_plane = column + plane * p.image_channel;
                     keep(of_plane);
-#pragma unroll
-                    for (int row = 0; row < thread_rows; ++row)
+                    unrolled_for (int row = 0; row < thread_rows; ++row)
                         sums[plane][row] = widen(
                             load_own_if(of_plane + (long long)(row)*image_step, has_bit(own.exist, row)));
                 }
                 if constexpr (weighs_out)
-#pragma unroll
-                    for (int row = 0; row < thread_rows; ++row)
+                    unrolled_for (int row = 0; row < thread_rows; ++row)
                         weight_sums[row] =
                             load_own_if(weight_out + (weight_pixel + row * row_step * p.weight_stride[along]),
                                         has_bit(own.exist & weighed, row));
             }
             while (votes) {
                 Layer layers[at_once];
-#pragma unroll
-                for (int of = 0; of < at_once; ++of) {
+                unrolled_for (int of = 0; of < at_once; ++of) {
                     layers[of].load(list[votes ? of_lanes + __ffs(votes) - 1 : found], own, window, p);
                     votes &= votes - 1;
                 }
-#pragma unroll
-                for (int of = 0; of < at_once; ++of) {
+                unrolled_for (int of = 0; of < at_once; ++of) {
                     touched |= layers[of].covered;
-#pragma unroll
-                    for (int row = 0; row < thread_rows; ++row) {
+                    unrolled_for (int row = 0; row < thread_rows; ++row) {
                         const bool exists = has_bit(layers[of].covered, row);
-#pragma unroll
-                        for (int plane = 0; plane < planes; ++plane)
+                        unrolled_for (int plane = 0; plane < planes; ++plane)
                             sums[plane][row] =
                                 add(sums[plane][row], term_of(layers[of].elements[plane][row],
                                                               layers[of].weights[row], exists));
@@ -262,17 +239,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             }
         }
     }
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane, column += p.image_channel) {
+    unrolled_for (int plane = 0; plane < planes; ++plane, column += p.image_channel) {
         keep(column);
-#pragma unroll
-        for (int row = 0; row < thread_rows; ++row)
+        unrolled_for (int row = 0; row < thread_rows; ++row)
             if (has_bit(touched, row))
                 store(column + (long long)(row)*image_step, narrow(sums[plane][row]));
     }
     if constexpr (weighs_out)
-#pragma unroll
-        for (int row = 0; row < thread_rows; ++row)
+        unrolled_for (int row = 0; row < thread_rows; ++row)
             if (has_bit(touched & weighed, row))
                 weight_out[weight_pixel + row * row_step * p.weight_stride[along]] = weight_sums[row];
 }

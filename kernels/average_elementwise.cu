@@ -24,13 +24,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Scalar element[elements];
     Weight weight[elements];
     Offset target[elements];
-#pragma unroll
-    for (int number = 0; number < elements; ++number) {
+    unrolled_for (int number = 0; number < elements; ++number) {
         const Offset item = first + number * THREADS;
         Offset planes = item, rest = item, source = 0;
         target[number] = 0;
-#pragma unroll
-        for (int axis = rank - 1; axis >= 0; --axis) {
+        unrolled_for (int axis = rank - 1; axis >= 0; --axis) {
             const Offset place = p.by_extent[axis].split(rest);
             source += place * p.numerator_stride[axis];
             target[number] += place * p.result_stride[axis];
@@ -38,8 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         element[number] = load_own_if(numerator + source, item < p.items);
         weight[number] = load_if(window.last() + p.by_weights.split(planes), item < p.items);
     }
-#pragma unroll
-    for (int number = 0; number < elements; ++number)
+    unrolled_for (int number = 0; number < elements; ++number)
         if (first + number * THREADS < p.items)
             result[target[number]] = narrow(divide_or_zero(widen(element[number]), weight[number]));
 }

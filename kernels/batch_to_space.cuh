@@ -44,8 +44,7 @@ inline __device__ Place this_place(const Scalar* batch, Scalar* space, const Par
     place.exists = number < parameters.threads;
     place.last = parameters.places[last_axis].split(number);
     Offset batch_offset = 0, space_offset = 0;
-#pragma unroll
-    for (int axis = last_axis - 1; axis >= 0; --axis) {
+    unrolled_for (int axis = last_axis - 1; axis >= 0; --axis) {
         const Offset pixel = parameters.places[axis].split(number);
         Offset block = pixel + parameters.crop[axis];
         const Offset phase = parameters.block[axis].split(block);

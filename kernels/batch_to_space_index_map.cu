@@ -15,11 +15,9 @@ template <int planes>
 inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters& parameters)
 {
     Scalar values[planes];
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
+    unrolled_for (int plane = 0; plane < planes; ++plane)
         values[plane] = load_if(batch + plane * parameters.batch_plane_step, true);
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
+    unrolled_for (int plane = 0; plane < planes; ++plane)
         space[plane * parameters.space_plane_step] = values[plane];
 }
 

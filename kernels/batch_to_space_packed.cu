@@ -51,16 +51,13 @@ inline __device__ Line load_line(const Scalar* source, Offset step, int exists)
         constexpr int words = sizeof(Line) / 4;
         const int past = elements_past<loaded>(source), end = exists > 0 ? past + exists : 0;
         unsigned word[words + 1];
-#pragma unroll
-        for (int i = 0; i <= words; ++i)
+        unrolled_for (int i = 0; i <= words; ++i)
             word[i] = load_word_or_any<4>(source - past + i * loaded, i * loaded < end);
-#pragma unroll
-        for (int i = 0; i < words; ++i)
+        unrolled_for (int i = 0; i < words; ++i)
             line.word[i] = __funnelshift_r(word[i], word[i + 1], past * element_bytes * 8);
     } else {
         constexpr int bytes = Pieces::loaded_bytes;
-#pragma unroll
-        for (int i = 0; i < blocks; i += loaded) {
+        unrolled_for (int i = 0; i < blocks; i += loaded) {
             const auto word = load_word_or_any<bytes>(source + (loaded > 1 ? i : i * step), i < exists);
             memcpy(&line.word[i * element_bytes / Pieces::unit], &word, bytes);
         }
@@ -89,8 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 
     const int left_blocks = unsigned(left) / phases, left_pixels = unsigned(left) % phases;
     Line lines[phases];
-#pragma unroll
-    for (int i = 0; i < phases; ++i) {
+    unrolled_for (int i = 0; i < phases; ++i) {
         const Offset block_width = parameters.block[last_axis].divisor;
         const Offset phase = begins_blocks ? i : first_phase + i,
                      next = !begins_blocks && phase >= block_width;

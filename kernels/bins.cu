@@ -69,23 +69,20 @@ struct Meetings {
 
     __device__ void load(const long long* positions, Offset block, const BinParameters& p)
     {
-#pragma unroll
-        for (int axis = 0; axis < positioned; ++axis)
+        unrolled_for (int axis = 0; axis < positioned; ++axis)
             given[axis] = load_if(positions + lengthened(block) * positioned + axis, block < p.count);
     }
     __device__ void begin(Offset block, const BinParameters& p)
     {
         bool met = block < p.count;
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis) {
+        unrolled_for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
             const Offset position = Offset(given[number]), before = p.block[axis] - 1;
             end[number] = Offset(UnsignedOffset(position) + UnsignedOffset(before));
             met = met && (sizeof(Offset) == 8 || int(given[number] >> 32) == int(position >> 31)) &&
                   UnsignedOffset(end[number]) < UnsignedOffset(p.size[axis] + before);
         }
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis) {
+        unrolled_for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
             end[number] = met ? end[number] : 0;
             at[number] = first(axis, p);
@@ -102,8 +99,7 @@ struct Meetings {
     __device__ void next(const BinParameters& p)
     {
         bool moves = true;
-#pragma unroll
-        for (int axis = last; axis >= fixed; --axis) {
+        unrolled_for (int axis = last; axis >= fixed; --axis) {
             const int number = axis - fixed;
             const Offset beyond = at[number] + (axis > last - paired ? 2 : 1);
             const bool ends = number > 0 && beyond > until[number];
@@ -115,8 +111,7 @@ struct Meetings {
     __device__ bool meets(int corner) const
     {
         bool met = more();
-#pragma unroll
-        for (int axis = positioned - paired; axis < positioned; ++axis)
+        unrolled_for (int axis = positioned - paired; axis < positioned; ++axis)
             met = met && at[axis] + (corner >> (positioned - 1 - axis) & 1) <= until[axis];
         return met;
     }
@@ -124,16 +119,14 @@ struct Meetings {
     __device__ Offset bin(const BinParameters& p) const
     {
         Offset number = 0;
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
+        unrolled_for (int axis = fixed; axis < rank; ++axis)
             number = number * p.by_extent[axis].divisor + at[axis - fixed];
         return number;
     }
     __device__ Note note(Offset block, const BinParameters& p) const
     {
         Note note = Note(block);
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
+        unrolled_for (int axis = fixed; axis < rank; ++axis)
             note = (note << p.by_reach[axis].shift) +
                    Note(end[axis - fixed] - (at[axis - fixed] << p.by_side[axis].shift));
         return note;
@@ -152,32 +145,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Offset threads = Offset(gridDim.x) * THREADS, first = grid_index();
     const Offset row = p.by_extent[last].divisor; // of tiles
     Meetings met[at_once];
-#pragma unroll
-    for (int number = 0; number < at_once; ++number)
+    unrolled_for (int number = 0; number < at_once; ++number)
         met[number].load(positions, first + number * threads, p);
-#pragma unroll
-    for (int number = 0; number < at_once; ++number)
+    unrolled_for (int number = 0; number < at_once; ++number)
         met[number].begin(first + number * threads, p);
     bool more;
     do {
         Offset place[at_once][corners]; // of a note
-#pragma unroll
-        for (int number = 0; number < at_once; ++number) {
+        unrolled_for (int number = 0; number < at_once; ++number) {
             Bin* bin = bins_of(scratch) + lengthened(met[number].bin(p));
-#pragma unroll
-            for (int corner = 0; corner < corners; ++corner) {
+            unrolled_for (int corner = 0; corner < corners; ++corner) {
                 bin += corner == 2 ? lengthened(row) : 0;
                 keep(bin);
                 place[number][corner] = count_if(&bin[corner & 1].count, met[number].meets(corner));
             }
         }
         more = false;
-#pragma unroll
-        for (int number = 0; number < at_once; ++number) {
+        unrolled_for (int number = 0; number < at_once; ++number) {
             const Note note = met[number].note(first + number * threads, p);
             Note* notes = reinterpret_cast<Note*>(scratch + lengthened(notes_at(met[number].bin(p), p)));
-#pragma unroll
-            for (int corner = 0; corner < corners; ++corner) {
+            unrolled_for (int corner = 0; corner < corners; ++corner) {
                 notes += corner == 2 ? lengthened(row * noted) : 0;
                 keep(notes);
                 Note* to = notes + lengthened(place[number][corner]);
@@ -186,12 +173,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     to[corner & 1 ? noted : 0] = note - Meetings::less(corner, p);
             }
             bool crowds = false; // a tile, as the first block that it has no room for
-#pragma unroll
-            for (int corner = 0; corner < corners; ++corner)
+            unrolled_for (int corner = 0; corner < corners; ++corner)
                 crowds = crowds || place[number][corner] == noted;
             if (crowds)
-#pragma unroll
-                for (int corner = 0; corner < corners; ++corner)
+                unrolled_for (int corner = 0; corner < corners; ++corner)
                     if (place[number][corner] == noted)
                         scratch[crowded_tiles(p) + add_to_counter(&bins_of(scratch)[p.bins].end, 1)] =
                             met[number].bin(p) + (corner & 2 ? row : 0) + (corner & 1);
@@ -214,8 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         Bin* const bin = bins + (number < crowds ? scratch[crowded_tiles(p) + number] : 0);
         const Offset count = number < crowds ? bin->count : 0; // of its list
         Offset until = count; // the end of this tile's part among those of the thread block
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
+        unrolled_for (int step = 1; step < 32; step *= 2) {
             const Offset before = __shfl_up_sync(~0u, until, step);
             until += lane >= step ? before : 0;
         }
@@ -223,8 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             of_warp[warp] = until;
         __syncthreads();
         Offset total = 0;
-#pragma unroll
-        for (int other = 0; other < warps; ++other) {
+        unrolled_for (int other = 0; other < warps; ++other) {
             until += other < warp ? of_warp[other] : 0;
             total += of_warp[other];
         }
@@ -246,8 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         Meetings met;
         met.load(positions, block, p);
         for (met.begin(block, p); met.more(); met.next(p))
-#pragma unroll
-            for (int corner = 0; corner < corners; ++corner)
+            unrolled_for (int corner = 0; corner < corners; ++corner)
                 if (met.meets(corner)) {
                     const Offset row = corner & 2 ? p.by_extent[last].divisor : 0;
                     Bin& bin = bins[met.bin(p) + row + (corner & 1)];
@@ -278,18 +260,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         constexpr int of_lane = 4; // blocks at a time
         for (Offset first = thread % 32; bin.count <= crowd && first < bin.count; first += 32 * of_lane) {
             Offset own[of_lane], place[of_lane] = {};
-#pragma unroll
-            for (int number = 0; number < of_lane; ++number)
+            unrolled_for (int number = 0; number < of_lane; ++number)
                 own[number] = load_if(blocks + first + number * 32, first + number * 32 < bin.count);
 #pragma unroll 8
             for (Offset other = 0; other < bin.count; ++other) {
                 const Offset block = load_if(blocks + other, true);
-#pragma unroll
-                for (int number = 0; number < of_lane; ++number)
+                unrolled_for (int number = 0; number < of_lane; ++number)
                     place[number] += block < own[number];
             }
-#pragma unroll
-            for (int number = 0; number < of_lane; ++number)
+            unrolled_for (int number = 0; number < of_lane; ++number)
                 if (first + number * 32 < bin.count)
                     ordered[place[number]] = own[number];
         }

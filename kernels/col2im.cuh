@@ -66,8 +66,7 @@ template <int planes> struct Place {
     // The number of a thread, or of a thread block, counts places, then groups of channels, then the batch.
     __device__ Place(Offset thread, const Parameters& p)
     {
-#pragma unroll
-        for (int axis = last; axis >= 0; --axis)
+        unrolled_for (int axis = last; axis >= 0; --axis)
             along[axis] = p.by_extent[axis].split(thread);
         channel = p.by_channels.split(thread) * planes;
         batch = thread;
@@ -78,8 +77,7 @@ template <int planes> struct Place {
                              const Parameters& p) const
     {
         columns += lengthened(batch) * p.columns_batch + lengthened(channel) * p.columns_channel;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
+        unrolled_for (int plane = 0; plane < planes; ++plane) {
             plane_columns[plane] = columns;
             keep(plane_columns[plane]);
             columns += plane + 1 < p.channels - channel ? p.columns_channel : 0;

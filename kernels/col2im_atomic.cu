@@ -34,14 +34,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (rest >= p.items)
         return;
     Offset pixel[rank], taps[rank], offset = 0;
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis) {
+    unrolled_for (int axis = last; axis >= 0; --axis) {
         const Offset block = p.by_extent[axis].split(rest);
         pixel[axis] = block * stride[axis] - p.pad[axis];
         offset += block * p.block_stride[axis];
     }
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis) {
+    unrolled_for (int axis = last; axis >= 0; --axis) {
         taps[axis] = p.by_tap[axis].split(rest);
         pixel[axis] += taps[axis] * dilation[axis];
         offset += taps[axis] * p.tap_stride[axis];
@@ -49,14 +47,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Offset channel = p.by_channels.split(rest), batch = rest;
 
     bool inside = true;
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis)
+    unrolled_for (int axis = 0; axis < rank; ++axis)
         inside = inside && within(pixel[axis], p.size[axis]);
     if (!inside)
         return;
     image += batch * p.image_batch + channel * p.image_channel;
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis)
+    unrolled_for (int axis = 0; axis < rank; ++axis)
         image += pixel[axis] * p.pixel_stride[axis];
     const Accumulator element =
         widen(columns[batch * p.columns_batch + channel * p.columns_channel + offset]);

@@ -74,14 +74,12 @@ struct PartTaps {
 
     explicit __device__ PartTaps(const Taps& first) : phase(0), cell(0)
     {
-#pragma unroll
-        for (int i = 0; i < part; ++i)
+        unrolled_for (int i = 0; i < part; ++i)
             of[i] = {first.tap + i, first.block, 0, first.reached};
     }
     __device__ PartTaps(Offset phase, Offset cell, const GatherParameters& p) : phase(phase), cell(cell)
     {
-#pragma unroll
-        for (int i = 0; i < part; ++i) {
+        unrolled_for (int i = 0; i < part; ++i) {
             const Offset tap = phase + i, block = p.first_block;
             if constexpr (!dilated)
                 of[i] = {tap, block, tap * p.tap_stride[last] + block * p.block_stride[last], true};
@@ -127,8 +125,7 @@ template <int word> __device__ auto word_of(const Accumulator* sums, const Resul
     OldPixel old[word];
     OldPixel::load_wide(old, address, exists);
     Result pixels[word];
-#pragma unroll
-    for (int i = 0; i < word; ++i)
+    unrolled_for (int i = 0; i < word; ++i)
         pixels[i] = narrow(old[i].plus(sums[i]));
     return bit_cast<Word<word * sizeof(Result)>>(pixels);
 }
@@ -142,8 +139,7 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
     constexpr int words = part / word, bytes = word * sizeof(Result);
     if constexpr (of_pixels) {
         Result* address = own.first;
-#pragma unroll
-        for (int k = 0; k < planes; ++k, address += p.image_channel) {
+        unrolled_for (int k = 0; k < planes; ++k, address += p.image_channel) {
             const bool exists = k < own.planes;
             const auto stored = word_of<word>(sums[k], address, exists);
             if (exists)
@@ -157,10 +153,8 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
         constexpr unsigned skipped = words % 2 == 0 ? 1 : 0;
         const int lane = threadIdx.x % 32;
         tile.runs[lane] = own;
-#pragma unroll
-        for (int k = 0; k < planes; ++k)
-#pragma unroll
-            for (int i = 0; i < words; ++i) {
+        unrolled_for (int k = 0; k < planes; ++k)
+            unrolled_for (int i = 0; i < words; ++i) {
                 const unsigned number = unsigned(lane * words + i);
                 const Result* const address =
                     own.first + (lengthened(k) * p.image_channel + i * word * p.pixel_stride[last]);
@@ -173,8 +167,7 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
             const int owner = (number * 32 + lane) / words, i = (number * 32 + lane) % words * word;
             const Run run = tile.runs[owner];
             Result* address = run.first + i * p.pixel_stride[last];
-#pragma unroll
-            for (int k = 0; k < planes; ++k, address += p.image_channel)
+            unrolled_for (int k = 0; k < planes; ++k, address += p.image_channel)
                 if (k < run.planes & within_run(run, i))
                     store_word<bytes>(address, reinterpret_cast<const Stored*>(
                                                    tile.pixels[k])[number * (32 + skipped) + unsigned(lane)]);
@@ -192,14 +185,12 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     bool live = of_pixels || thread < p.items; // others repeat the last one's work and store nothing
     Offset item = live ? thread : p.items - 1;
     Offset cell[rank], pixel[rank], in_plane = 0;
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis)
+    unrolled_for (int axis = last; axis >= 0; --axis)
         cell[axis] = of_pixels ? 0 : p.by_cells[axis].split(item);
     const Place<planes> place(item, p);
     const Offset along_last = place.along[last] * part;
     const Offset phase = !of_pixels && stride[last] > part ? along_last : 0; // known where a cell is one part
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
+    unrolled_for (int axis = 0; axis < rank; ++axis) {
         pixel[axis] = cell[axis] * stride[axis] + (axis < last ? place.along[axis]
                                                    : of_pixels ? along_last
                                                                : phase - p.in_front);
@@ -217,8 +208,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     constexpr int at_once = together<planes>;
     RowWeights<part, aligned> kept[keeps ? row_taps : 1];
     if constexpr (keeps)
-#pragma unroll
-        for (int number = 0; number < row_taps; ++number)
+        unrolled_for (int number = 0; number < row_taps; ++number)
             kept[number] = row.last_weights<aligned>(window, number, true, p);
 
     Denominator denominators[part];
@@ -232,13 +222,11 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                                            : row.last_weights<aligned>(window, number, true, p),
                                      row.exists(0, number, p));
                 } else {
-#pragma unroll
-                    for (int i = 0; i < part; ++i)
+                    unrolled_for (int i = 0; i < part; ++i)
                         factors.add_tap(i, row.tap(i, number), row.exists(i, number, p));
                 }
             }
-#pragma unroll
-            for (int i = 0; i < part; ++i)
+            unrolled_for (int i = 0; i < part; ++i)
                 denominators[i].from_axes(factors, i);
         }
     };
@@ -254,8 +242,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
             for (Offset begin = 0; begin < row_taps; begin += at_once) {
                 Scalar elements[at_once][planes][part];
                 Weight weights[at_once][part];
-#pragma unroll
-                for (int n = 0; n < at_once; ++n) {
+                unrolled_for (int n = 0; n < at_once; ++n) {
                     const Offset number = begin + n;
                     const bool counts = exists && (row_taps % at_once == 0 || number < row_taps);
                     const bool here = counts && row.exists(0, number, p);
@@ -263,23 +250,19 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                         (keeps ? kept[n] : row.last_weights<aligned>(window, number, counts, p))
                             .in_row(weights[n], outer, row.tap(0, number), here);
                     } else {
-#pragma unroll
-                        for (int i = 0; i < part; ++i)
+                        unrolled_for (int i = 0; i < part; ++i)
                             weights[n][i] =
                                 outer.value_of(row.tap(i, number), counts & row.exists(i, number, p));
                     }
                     const Offset step = number * p.tap_step_stride[last];
                     const Scalar* element[planes];
-#pragma unroll
-                    for (int k = 0; k < planes; ++k) {
+                    unrolled_for (int k = 0; k < planes; ++k) {
                         element[k] = plane_columns[k] + (offset + (step + row.of[0].offset));
                         if constexpr (of_pixels)
                             load_wide_if(elements[n][k], element[k], here);
                     }
-#pragma unroll
-                    for (int i = 0; i < (of_pixels ? 0 : part); ++i)
-#pragma unroll
-                        for (int k = 0; k < planes; ++k) {
+                    unrolled_for (int i = 0; i < (of_pixels ? 0 : part); ++i)
+                        unrolled_for (int k = 0; k < planes; ++k) {
                             const Scalar* const address =
                                 dilated ? plane_columns[k] + (offset + (step + row.of[i].offset))
                                         : element[k];
@@ -287,12 +270,9 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                             element[k] += p.tap_stride[last];
                         }
                 }
-#pragma unroll
-                for (int n = 0; n < at_once; ++n)
-#pragma unroll
-                    for (int i = 0; i < part; ++i) {
-#pragma unroll
-                        for (int k = 0; k < planes; ++k)
+                unrolled_for (int n = 0; n < at_once; ++n)
+                    unrolled_for (int i = 0; i < part; ++i) {
+                        unrolled_for (int k = 0; k < planes; ++k)
                             sums[k][i] = add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));
                         denominators[i].add_tap(weights[n][i]);
                     }

@@ -89,8 +89,7 @@ __device__ void fill(Tile& tile, const Scalar* taps, Offset first_tap, Offset fi
     const Offset block = first_block + place, tap = first_tap + in_piece;
     const Scalar* from = taps + (block * p.block_stride[last] + tap);
     Word<word_bytes> words[turns];
-#pragma unroll
-    for (int number = 0; number < turns; ++number) {
+    unrolled_for (int number = 0; number < turns; ++number) {
         const Turn turn(number);
         const bool exists = within(block + turn.blocks, p.blocks[last]) & within(tap + turn.taps, all_taps);
         words[number] =
@@ -101,15 +100,13 @@ __device__ void fill(Tile& tile, const Scalar* taps, Offset first_tap, Offset fi
     if (tile_count == 1)
         __syncthreads(); // until all have read what is there
     Scalar* const put = tile.taps + (place * pitch + in_piece);
-#pragma unroll
-    for (int number = 0; number < turns; ++number) {
+    unrolled_for (int number = 0; number < turns; ++number) {
         const Turn turn(number);
         auto* const to = reinterpret_cast<AliasedWord<put_bytes>*>(put + (turn.blocks * pitch + turn.taps));
         Word<put_bytes> pieces[word_bytes / put_bytes];
         memcpy(pieces, &words[number], word_bytes);
         if (turn.is_in_tile(place, in_piece))
-#pragma unroll
-            for (int i = 0; i < word_bytes / put_bytes; ++i)
+            unrolled_for (int i = 0; i < word_bytes / put_bytes; ++i)
                 to[i] = pieces[i];
     }
     __syncthreads(); // until all of it is there
@@ -126,8 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     image = place.first_plane(image, p);
     const Offset segment = place.along[last] * THREADS; // its first pixel
     Offset pixel[rank];                                 // of the first row
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
+    unrolled_for (int axis = 0; axis < rank; ++axis) {
         pixel[axis] = axis < above ? place.along[axis] : place.along[axis] * rows;
         if (axis == last)
             pixel[axis] = segment + Offset(threadIdx.x);
@@ -145,13 +141,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         Tile& tile = tiles[filled];
         filled ^= tile_count - 1;
         fill(tile, from, tap_above * kernel[last] + part * row_taps, first_block - part * blocks_step, p);
-#pragma unroll
-        for (int row = 0; row < rows; ++row) {
+        unrolled_for (int row = 0; row < rows; ++row) {
             if (rows > 1 && !within(tap_above + row, kernel[above]))
                 continue;
             const TapWeight of_row = rows > 1 ? outer.along<above>(tap_above + row, true) : outer;
-#pragma unroll
-            for (int i = 0; i < pixel_taps; ++i) {
+            unrolled_for (int i = 0; i < pixel_taps; ++i) {
                 const Offset number = part * pixel_taps + i;
                 const bool exists = number < pattern::taps && taps[last].exists<last>(number, p);
                 Scalar element = {};
@@ -186,13 +180,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return pixel[last] < p.size[last] && (rows == 1 || pixel[above] + row < p.size[above]);
     };
     OldPixel olds[rows][1];
-#pragma unroll
-    for (int row = 0; row < rows; ++row)
+    unrolled_for (int row = 0; row < rows; ++row)
         OldPixel::load_wide(olds[row], image + row * p.pixel_stride[above], is_inside(row));
     RowFactors<1> factors(taps, window, p);
     factors.set_taps(0, taps[last], p);
-#pragma unroll
-    for (int row = 0; row < rows; ++row) {
+    unrolled_for (int row = 0; row < rows; ++row) {
         if (row > 0) {
             taps[above] = Taps::of<above>(pixel[above] + row, p);
             factors.set_row(taps, p);

@@ -12,6 +12,9 @@
 // PTX.
 #pragma once
 
+// A loop that is unrolled, so that arrays which it indexes are registers.
+#define unrolled_for _Pragma("unroll") for
+
 // Element types that C++ lacks. Integers are unsigned: two's complement sums wrap alike.
 struct Boolean {
     unsigned char bits;

@@ -84,12 +84,10 @@ __device__ void load_weights(Weight (&weights)[taps], const Weight* first, bool 
 {
     constexpr int most = int(16 / sizeof(Weight));
     constexpr int word = !aligned ? 1 : taps < most ? taps : most;
-#pragma unroll
-    for (int begin = 0; begin < taps; begin += word) {
+    unrolled_for (int begin = 0; begin < taps; begin += word) {
         Weight of_word[word];
         load_wide_if(of_word, first + begin, exists);
-#pragma unroll
-        for (int i = 0; i < word; ++i)
+        unrolled_for (int i = 0; i < word; ++i)
             weights[begin + i] = counted(of_word[i]);
     }
 }
@@ -115,8 +113,7 @@ template <int taps, bool aligned> struct RowWeights {
     __device__ void in_row(Weight (&weights)[taps], const TapWeight& outer, Offset tap, bool exists) const
     {
         if constexpr (separable) {
-#pragma unroll
-            for (int i = 0; i < taps; ++i) {
+            unrolled_for (int i = 0; i < taps; ++i) {
                 const Weight weight = last == unweighted ? of_axis[i] : joined(outer.product, of_axis[i]);
                 weights[i] = rank == 1 ? weight : or_zero(weight, exists); // of one axis it is zero already
             }
@@ -223,8 +220,7 @@ template <int pixels> struct RowFactors {
     // For as many taps, each on a pixel of its own.
     template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>& weights, bool exists)
     {
-#pragma unroll
-        for (int pixel = 0; pixel < pixels; ++pixel)
+        unrolled_for (int pixel = 0; pixel < pixels; ++pixel)
             of_last[pixel] = of_last[pixel].with_weight(weights.of_axis[pixel], exists);
     }
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
@@ -259,10 +255,8 @@ struct Denominator {
 template <int planes, int pixels>
 __device__ void average(Accumulator (&sums)[planes][pixels], const Denominator (&denominators)[pixels])
 {
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-        for (int i = 0; i < pixels; ++i)
+    unrolled_for (int plane = 0; plane < planes; ++plane)
+        unrolled_for (int i = 0; i < pixels; ++i)
             sums[plane][i] = denominators[i].finish(sums[plane][i]);
 }
 

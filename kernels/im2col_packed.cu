@@ -72,16 +72,14 @@ struct Parameters : Sliding {
 inline __device__ Line load_line(const Scalar* image, Offset pixel, Offset size)
 {
     Scalar pixels[sizeof(Line) / element_bytes] = {};
-#pragma unroll
-    for (int i = 0; i < loads; ++i) {
+    unrolled_for (int i = 0; i < loads; ++i) {
         Scalar loaded[at_once];
         const bool inside = within(pixel + i * at_once, size);
         if constexpr (padded)
             load_wide_if(loaded, image + i * at_once, inside);
         else
             load_wide(loaded, image + i * at_once, inside);
-#pragma unroll
-        for (int k = 0; k < at_once; ++k)
+        unrolled_for (int k = 0; k < at_once; ++k)
             pixels[i * at_once + k] = loaded[k];
     }
     return bit_cast<Line>(pixels);
@@ -104,8 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     Offset pixel[rank];
     pixel[last] = in_row * stride - p.pad[last] - pixels_before;
     Offset image_offset = pixel[last];
-#pragma unroll
-    for (int axis = last - 1; axis >= 0; --axis) {
+    unrolled_for (int axis = last - 1; axis >= 0; --axis) {
         pixel[axis] = p.places[axis].split(rest) * p.stride[axis] - p.pad[axis];
         image_offset += pixel[axis] * p.pixel_step[axis];
     }
@@ -114,13 +111,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     keep(from);
 
     Line lines[rows];
-#pragma unroll
-    for (int number = 0; number < rows; ++number) {
+    unrolled_for (int number = 0; number < rows; ++number) {
         Offset offset = 0;
         bool inside = true; // along the axes but the last
         int taps = number;
-#pragma unroll
-        for (int axis = last - 1; axis >= 0; --axis) {
+        unrolled_for (int axis = last - 1; axis >= 0; --axis) {
             const Offset distance = taps % kernel[axis] * p.dilation[axis];
             taps /= kernel[axis];
             inside = inside && (!padded || within(pixel[axis] + distance, p.size[axis]));

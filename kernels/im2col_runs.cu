@@ -36,8 +36,7 @@ template <bool whole> inline __device__ void store_run(Scalar* to, const Scalar 
     const Scalar* const from = elements + begin;
     to += begin;
     keep(to);
-#pragma unroll
-    for (int i = 0; i <= blocks; ++i) {
+    unrolled_for (int i = 0; i <= blocks; ++i) {
         const bool exists = i == 0 ? begin >= 0 : i < blocks || begin < 0;
         if (whole ? exists : unsigned(begin + i * THREADS) < unsigned(count))
             store(to + i * THREADS, from[i * THREADS]);
@@ -59,11 +58,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident)
 
     Offset pixel[blocks][spatial_rank]; // of tap 0, which may lie outside the image
     const Scalar* from[blocks];
-#pragma unroll
-    for (int i = 0; i < blocks; ++i) {
+    unrolled_for (int i = 0; i < blocks; ++i) {
         Offset number = first + min(i * THREADS + thread, count - 1), offset = 0;
-#pragma unroll
-        for (int axis = last_axis; axis >= 0; --axis) {
+        unrolled_for (int axis = last_axis; axis >= 0; --axis) {
             pixel[i][axis] = p.blocks[axis].split(number) * p.stride[axis] - p.pad[axis];
             offset += pixel[i][axis] * p.pixel_step[axis];
         }
@@ -76,62 +73,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident)
     for (Offset chunk = begin; chunk < end; chunk += pieces) {
         Scalar elements[pieces][piece_taps][blocks];
         Offset first_tap[pieces], row[pieces]; // of taps
-#pragma unroll
-        for (int n = 0; n < pieces; ++n) {
+        unrolled_for (int n = 0; n < pieces; ++n) {
             const bool exists = all_are_chunks || chunk + n < p.all_pieces;
             row[n] = chunk + n;
             first_tap[n] = p.pieces.split(row[n]) * piece_taps;
             Offset rest = row[n], taps[spatial_rank], offset = 0;
             bool in_rows[blocks];
-#pragma unroll
-            for (int i = 0; i < blocks; ++i)
+            unrolled_for (int i = 0; i < blocks; ++i)
                 in_rows[i] = exists;
-#pragma unroll
-            for (int axis = last_axis - 1; axis >= 0; --axis) {
+            unrolled_for (int axis = last_axis - 1; axis >= 0; --axis) {
                 taps[axis] = p.kernel[axis].split(rest);
                 const Offset shift = taps[axis] * p.dilation[axis];
                 offset += shift * p.pixel_step[axis];
-#pragma unroll
-                for (int i = 0; i < blocks; ++i)
+                unrolled_for (int i = 0; i < blocks; ++i)
                     in_rows[i] &= !padded || within(pixel[i][axis] + shift, p.size[axis]);
             }
-#pragma unroll
-            for (int t = 0; t < piece_taps; t += taps_at_once) {
+            unrolled_for (int t = 0; t < piece_taps; t += taps_at_once) {
                 const Offset tap = first_tap[n] + t, shift = tap * p.dilation[last_axis];
                 const bool in_row = rows_are_pieces || tap < width;
                 Weight weights[taps_at_once] = {};
                 if constexpr (windowed)
-#pragma unroll
-                    for (int k = 0; k < taps_at_once; ++k) {
+                    unrolled_for (int k = 0; k < taps_at_once; ++k) {
                         taps[last_axis] = tap + k;
                         weights[k] = weight_of(window, taps, row[n] * width + tap + k, exists & in_row);
                     }
-#pragma unroll
-                for (int i = 0; i < blocks; ++i) {
+                unrolled_for (int i = 0; i < blocks; ++i) {
                     const bool inside = in_rows[i] & in_row &
                                         (!padded || within(pixel[i][last_axis] + shift, p.size[last_axis]));
                     Scalar loaded[taps_at_once];
                     load_wide_if(loaded, from[i] + (offset + shift * p.pixel_step[last_axis]), inside);
-#pragma unroll
-                    for (int k = 0; k < taps_at_once; ++k)
+                    unrolled_for (int k = 0; k < taps_at_once; ++k)
                         elements[n][t + k][i] = weigh_element(loaded[k], inside ? weights[k] : Weight(0));
                 }
             }
         }
         __syncthreads(); // all have stored the taps before
-#pragma unroll
-        for (int n = 0; n < pieces; ++n)
-#pragma unroll
-            for (int t = 0; t < piece_taps; ++t)
-#pragma unroll
-                for (int i = 0; i < blocks; ++i)
+        unrolled_for (int n = 0; n < pieces; ++n)
+            unrolled_for (int t = 0; t < piece_taps; ++t)
+                unrolled_for (int i = 0; i < blocks; ++i)
                     staged[n][t][i * THREADS + thread] = elements[n][t][i];
         __syncthreads();
-#pragma unroll
-        for (int n = 0; n < pieces; ++n) {
+        unrolled_for (int n = 0; n < pieces; ++n) {
             Scalar* to = columns + (row[n] * width + first_tap[n]) * p.tap_step;
-#pragma unroll
-            for (int t = 0; t < piece_taps; ++t, to += p.tap_step)
+            unrolled_for (int t = 0; t < piece_taps; ++t, to += p.tap_step)
                 if ((all_are_chunks || chunk + n < p.all_pieces) &
                     (rows_are_pieces || first_tap[n] + t < width)) {
                     if (count == run)

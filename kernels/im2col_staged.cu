@@ -72,8 +72,7 @@ inline __device__ Offset row_of(Offset turn, const Parameters& p)
 inline __device__ bool is_inside(Offset block, Offset tap, const Parameters& p)
 {
     bool inside = true;
-#pragma unroll
-    for (int axis = last_axis; axis >= 0; --axis) {
+    unrolled_for (int axis = last_axis; axis >= 0; --axis) {
         const Offset pixel = p.blocks[axis].split(block) * p.stride[axis] +
                              p.kernel[axis].split(tap) * p.dilation[axis] - p.pad[axis];
         inside &= within(pixel, p.size[axis]);
@@ -88,10 +87,8 @@ inline __device__ void store_share(Scalar* to, const Scalar* const (&from)[store
                                    const Parameters& p)
 {
     Scalar elements[lane_words][stored];
-#pragma unroll
-    for (int i = 0; i < lane_words; ++i)
-#pragma unroll
-        for (int k = 0; k < stored; ++k) {
+    unrolled_for (int i = 0; i < lane_words; ++i)
+        unrolled_for (int k = 0; k < stored; ++k) {
             const Offset own = block + i * 32 * stored + k;
             const bool exists = whole || within(own, p.plane_blocks);
             int place = i * word_step;
@@ -103,13 +100,11 @@ inline __device__ void store_share(Scalar* to, const Scalar* const (&from)[store
                 elements[i][k] = weigh_element(elements[i][k], counts ? weight : Weight(0));
             }
         }
-#pragma unroll
-    for (int i = 0; i < lane_words; ++i, to += 32 * stored)
+    unrolled_for (int i = 0; i < lane_words; ++i, to += 32 * stored)
         if constexpr (whole)
             store_wide(to, elements[i]);
         else
-#pragma unroll
-            for (int k = 0; k < stored; ++k)
+            unrolled_for (int k = 0; k < stored; ++k)
                 if (within(block + i * 32 * stored + k, p.plane_blocks))
                     store(to + k, elements[i][k]);
 }
@@ -162,8 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
         Scalar pixels[loads][pieces][loaded];
         int places[loads];
         const auto load = [&](int first_word) {
-#pragma unroll
-            for (int i = 0; i < loads; ++i) {
+            unrolled_for (int i = 0; i < loads; ++i) {
                 const int word = first_word + i * THREADS;
                 const int in_block = apart ? word % block_words * loaded : 0;
                 places[i] = apart ? word / block_words * step + in_block : skew(word * loaded);
@@ -173,16 +167,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
                 const bool in_image = word < words && within(pixel, p.size[last_axis]);
                 row += first_row;
                 Offset origins[spatial_rank]; // of these blocks, along the axes but the last
-#pragma unroll
-                for (int axis = last_axis - 1; axis >= 0; --axis)
+                unrolled_for (int axis = last_axis - 1; axis >= 0; --axis)
                     origins[axis] = p.blocks[axis].split(row) * p.stride[axis] - p.pad[axis];
-#pragma unroll
-                for (int piece = 0; piece < pieces; ++piece) {
+                unrolled_for (int piece = 0; piece < pieces; ++piece) {
                     const Offset taps_row = row_of_piece(piece);
                     bool inside = in_image && taps_row >= 0;
                     Offset tap = max(taps_row, Offset(0)), offset = pixel * p.pixel_step[last_axis];
-#pragma unroll
-                    for (int axis = last_axis - 1; axis >= 0; --axis) {
+                    unrolled_for (int axis = last_axis - 1; axis >= 0; --axis) {
                         const Offset along = origins[axis] + p.kernel[axis].split(tap) * p.dilation[axis];
                         inside &= within(along, p.size[axis]);
                         offset += along * p.pixel_step[axis];
@@ -192,15 +183,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
             }
         };
         const auto put = [&](int first_word) {
-#pragma unroll
-            for (int i = 0; i < loads; ++i)
+            unrolled_for (int i = 0; i < loads; ++i)
                 if (first_word + i * THREADS < words)
-#pragma unroll
-                    for (int piece = 0; piece < pieces; ++piece) {
+                    unrolled_for (int piece = 0; piece < pieces; ++piece) {
                         Scalar* const to = staged[piece].pixels + places[i];
                         if constexpr (skewed || apart) {
-#pragma unroll
-                            for (int k = 0; k < loaded; ++k)
+                            unrolled_for (int k = 0; k < loaded; ++k)
                                 to[k] = pixels[i][piece][k];
                         } else {
                             constexpr int bytes = loaded * sizeof(Scalar);
@@ -226,8 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
             numbers[slot] = exists ? row * width + in_row : -1;
             if constexpr (windowed) {
                 Offset along[spatial_rank], rest = max(numbers[slot], Offset(0));
-#pragma unroll
-                for (int axis = last_axis; axis >= 0; --axis)
+                unrolled_for (int axis = last_axis; axis >= 0; --axis)
                     along[axis] = p.kernel[axis].split(rest);
                 weights[slot] = weight_of(window, along, numbers[slot], exists);
             }
@@ -247,8 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
             const int in_piece =
                 start + slot % taps * int(p.dilation[last_axis]) + (turns > 1 ? turn * step : 0);
             const Scalar* from[stored];
-#pragma unroll
-            for (int k = 0; k < stored; ++k)
+            unrolled_for (int k = 0; k < stored; ++k)
                 from[k] =
                     staged[pieces > 1 ? turn : 0].pixels + skew(int(block + k - begin) * step + in_piece);
             Scalar* to = columns + (offset + block);

@@ -49,12 +49,10 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         return;
     Offset tap[spatial_rank], block[spatial_rank], pixel[spatial_rank];
     Offset image_offset = 0, columns_offset = 0;
-#pragma unroll
-    for (int axis = last_axis; axis >= 0; --axis)
+    unrolled_for (int axis = last_axis; axis >= 0; --axis)
         tap[axis] = p.kernel[axis].split(rest) * (axis == last_axis ? word : 1);
     bool inside = true; // along the axes but the last
-#pragma unroll
-    for (int axis = last_axis; axis >= 0; --axis) {
+    unrolled_for (int axis = last_axis; axis >= 0; --axis) {
         block[axis] = p.places[axis].split(rest) * (axis == last_axis ? blocks : 1);
         pixel[axis] = block[axis] * p.stride[axis] + tap[axis] * p.dilation[axis] - p.pad[axis];
         inside = inside && (axis == last_axis || within(pixel[axis], p.size[axis]));
@@ -68,8 +66,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     Weight weight = 0;
     if constexpr (windowed) {
         Offset number = 0; // of the tap, which is a word by itself
-#pragma unroll
-        for (int axis = 0; axis < spatial_rank; ++axis)
+        unrolled_for (int axis = 0; axis < spatial_rank; ++axis)
             number = number * p.kernel[axis].divisor + tap[axis];
         weight = weight_of(window, tap, number, true);
     }
@@ -87,25 +84,20 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         const Offset first = pixel[last_axis] - pixels_before;
         from -= pixels_before * p.pixel_step[last_axis];
         keep(from);
-#pragma unroll
-        for (int i = 0; i < loads; ++i) {
+        unrolled_for (int i = 0; i < loads; ++i) {
             Scalar loaded[at_once];
             load_wide_if(loaded, from + i * at_once * p.pixel_step[last_axis],
                          within(first + i * at_once, size));
-#pragma unroll
-            for (int k = 0; k < at_once; ++k)
+            unrolled_for (int k = 0; k < at_once; ++k)
                 line[i * at_once + k] = loaded[k];
         }
-#pragma unroll
-        for (int i = 0; i < blocks; ++i)
-#pragma unroll
-            for (int k = 0; k < word; ++k)
+        unrolled_for (int i = 0; i < blocks; ++i)
+            unrolled_for (int k = 0; k < word; ++k)
                 elements[i][k] = line[pixels_before + i * line_stride + k];
     } else {
         const Offset stride = p.stride[last_axis], image_step = stride * p.pixel_step[last_axis];
         keep(from);
-#pragma unroll
-        for (int i = 0; i < blocks; ++i) {
+        unrolled_for (int i = 0; i < blocks; ++i) {
             const bool exists = within(pixel[last_axis] + i * stride, size);
             load_wide_if(elements[i], from + i * image_step, exists);
             if constexpr (windowed)
@@ -113,8 +105,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         }
     }
     keep(to);
-#pragma unroll
-    for (int i = 0; i < blocks; ++i) {
+    unrolled_for (int i = 0; i < blocks; ++i) {
         if (i < remaining)
             store_wide(to + i * p.block_step[last_axis], elements[i]);
     }

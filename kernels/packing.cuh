@@ -40,20 +40,17 @@ inline __device__ unsigned word_of_piece(const typename Layout::Line (&lines)[La
     unsigned word = lines[first.line].word[first.word];
     int place[4]; // of each byte, as far as the word has it
     bool found[4], in_place = true;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    unrolled_for (int i = 0; i < 4; ++i) {
         const Source source = Layout::source_of(4 * number + i);
         place[i] = source.byte;
         found[i] = are_in_one_word(source, first);
         in_place = in_place && found[i] && place[i] == i;
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    unrolled_for (int i = 0; i < 4; ++i) {
         const Source next = Layout::source_of(4 * number + i);
         if (!found[i] || (i == 3 && !in_place)) {
             unsigned selector = 0;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
+            unrolled_for (int k = 0; k < 4; ++k) {
                 const Source source = Layout::source_of(4 * number + k);
                 const bool is_next = are_in_one_word(source, next);
                 selector |= unsigned(is_next ? 4 + source.byte : found[k] ? place[k] : k) << 4 * k;
@@ -75,15 +72,13 @@ inline __device__ void pack_piece(unsigned* to, const typename Layout::Line (&li
 {
     constexpr int words = Layout::words;
     if constexpr (element_bytes == 4) {
-#pragma unroll
-        for (int i = 0; i < words; ++i)
+        unrolled_for (int i = 0; i < words; ++i)
             if (unsigned(i) < count)
                 to[i] = word_of_piece<Layout>(lines, i);
     } else {
         const unsigned first = word_of_piece<Layout>(lines, 0);
         unsigned before = first;
-#pragma unroll
-        for (int i = 1; i <= words; ++i) {
+        unrolled_for (int i = 1; i <= words; ++i) {
             const unsigned word = i < words ? word_of_piece<Layout>(lines, i) : 0;
             if (unsigned(i) <= count)
                 to[i] = __funnelshift_l(before, word, shift);
@@ -106,8 +101,7 @@ inline __device__ void pack_whole_piece(unsigned* to, const typename Layout::Lin
     unsigned before = 0;
     if constexpr (element_bytes < 4)
         before = __shfl_up_sync(all_lanes, word_of_piece<Layout>(lines, words - 1), 1);
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
+    unrolled_for (int i = 0; i < words; ++i) {
         const unsigned word = word_of_piece<Layout>(lines, i);
         to[i] = element_bytes < 4 ? __funnelshift_l(before, word, shift) : word;
         before = word;
@@ -143,8 +137,7 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
     const unsigned char* from = tile + lane * stored_bytes;
     Scalar* to = run - begin / element_bytes + lane * (stored_bytes / element_bytes);
     keep(to);
-#pragma unroll
-    for (int i = 0; i < rounds; ++i) {
+    unrolled_for (int i = 0; i < rounds; ++i) {
         if ((i > 0 || lane >= first) && lane + i * warp_size < whole)
             store_word<stored_bytes>(
                 to + i * (round_bytes / element_bytes),
@@ -172,11 +165,9 @@ template <typename Layout> struct WholeRun {
     static __device__ void pack(Word<stored_bytes>* tile, const typename Layout::Line (&lines)[Layout::lines])
     {
         const unsigned lane = threadIdx.x % warp_size, change = lane * words / turn % alike;
-#pragma unroll
-        for (int i = 0; i < words; ++i) {
+        unrolled_for (int i = 0; i < words; ++i) {
             unsigned word[stored_bytes / 4];
-#pragma unroll
-            for (int k = 0; k < stored_bytes / 4; ++k)
+            unrolled_for (int k = 0; k < stored_bytes / 4; ++k)
                 word[k] = word_of_piece<Layout>(lines, i * (stored_bytes / 4) + k);
             tile[lane * words + (i ^ change)] = bit_cast<Word<stored_bytes>>(word);
         }
@@ -187,8 +178,7 @@ template <typename Layout> struct WholeRun {
         const unsigned lane = threadIdx.x % warp_size;
         Scalar* to = run + lane * (stored_bytes / element_bytes);
         keep(to);
-#pragma unroll
-        for (int i = 0; i < words; ++i) {
+        unrolled_for (int i = 0; i < words; ++i) {
             const unsigned word = lane + i * warp_size;
             if (word < pieces * words)
                 store_word<stored_bytes>(to + i * (warp_size * stored_bytes / element_bytes),

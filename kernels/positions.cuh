@@ -53,8 +53,7 @@ struct TapWeight {
     __device__ TapWeight(const Offset (&tap)[rank], bool exists, const Weights& window, const Parameters& p)
     {
         Offset number = 0;
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis) {
+        unrolled_for (int axis = fixed; axis < rank; ++axis) {
             if constexpr (separable) {
                 factor[axis - fixed] = load_if(window.of_axis[axis - fixed] + tap[axis], exists);
             } else {
@@ -69,8 +68,7 @@ struct TapWeight {
     __device__ Weight value() const
     {
         Weight product = !windowed ? 0 : weighs_out ? at_least<least_exponent>(factor[0]) : factor[0];
-#pragma unroll
-        for (int axis = 1; axis < (separable ? positioned : 1); ++axis)
+        unrolled_for (int axis = 1; axis < (separable ? positioned : 1); ++axis)
             product = weighs_out
                           ? multiply_at_least<least_exponent>(product, at_least<least_exponent>(factor[axis]))
                           : multiply(product, factor[axis]);

@@ -24,8 +24,7 @@ inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[s
     Weight weight =
         load_if(separable ? window.of_axis[0] + taps[unweighted] : window.last() + number, exists);
     if constexpr (separable)
-#pragma unroll
-        for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
+        unrolled_for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
             weight = multiply(weight, load_if(window.of_axis[axis - unweighted] + taps[axis], exists));
     return weight;
 }

@@ -52,12 +52,10 @@ inline __device__ void take_apart(Elements& elements)
     const Elements blocks = elements;
     if constexpr (by_words) {
         const Phases::Line line[1] = {bit_cast<Phases::Line>(blocks)};
-#pragma unroll
-        for (int i = 0; i < Phases::words; ++i)
+        unrolled_for (int i = 0; i < Phases::words; ++i)
             elements.unit[i] = word_of_piece<Phases>(line, i);
     } else {
-#pragma unroll
-        for (int i = 0; i < word_pixels; ++i)
+        unrolled_for (int i = 0; i < word_pixels; ++i)
             elements.unit[i] = blocks.unit[i % blocks_per_word * block_width + i / blocks_per_word];
     }
 }
@@ -75,25 +73,21 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* space, Sc
         const Chunk chunk = chunk_of(block, number, window, parameters);
         Elements elements[planes];
         const Scalar* source = space + chunk.image_offset;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int i = 0; i < word_pixels; i += loaded) {
+        unrolled_for (int plane = 0; plane < planes; ++plane) {
+            unrolled_for (int i = 0; i < word_pixels; i += loaded) {
                 const auto word = load_word_if<loaded * element_bytes>(source + i, chunk.inside & in_row);
                 memcpy(elements[plane].unit + i * element_bytes / int(sizeof(Unit)), &word, sizeof(word));
             }
             source += parameters.image_plane_step;
             take_apart(elements[plane]);
         }
-#pragma unroll
-        for (int pixel = 0; pixel < block_width; ++pixel) {
+        unrolled_for (int pixel = 0; pixel < block_width; ++pixel) {
             const bool before = pixel < pixels_before;
             const int phase = (pixel - pixels_before + block_width) % block_width;
             const Offset offset =
                 (chunk.columns_tap + phase) * parameters.tap_step - before * parameters.block_step[last_axis];
             Scalar* target = batch + offset;
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
+            unrolled_for (int plane = 0; plane < planes; ++plane) {
                 constexpr int bytes = blocks_per_word * element_bytes;
                 Word<bytes> of_phase;
                 memcpy(&of_phase, elements[plane].unit + pixel * bytes / int(sizeof(Unit)), bytes);

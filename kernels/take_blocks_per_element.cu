@@ -48,16 +48,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     if (rest >= p.items)
         return;
     Offset tap[rank]; // of the first element
-#pragma unroll
-    for (int axis = last; axis >= 0; --axis)
+    unrolled_for (int axis = last; axis >= 0; --axis)
         tap[axis] = p.by_extent[axis].split(rest);
     const Offset step = p.by_extent[along].divisor; // from one element to the next
     const Offset channel = p.by_channels.split(rest) * planes;
     const Offset batch = p.by_batch.split(rest), block = rest;
 
     Offset first[rank] = {};
-#pragma unroll
-    for (int axis = fixed; axis < rank; ++axis)
+    unrolled_for (int axis = fixed; axis < rank; ++axis)
         first[axis] = first_pixel(positions[(long long)(block)*positioned + (axis - fixed)], axis, p);
 
     const Scalar* own_image =
@@ -66,8 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                                    lengthened(channel) * p.blocks_channel);
     bool inside = true;
     Offset pixels = 0, taps = tap[along] * p.tap_stride[along];
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
+    unrolled_for (int axis = 0; axis < rank; ++axis) {
         if (axis == along)
             continue;
         const Offset pixel = taken_pixel(first[axis] + tap[axis], axis, p);
@@ -81,11 +78,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const auto exists = [&](int plane) { return all_planes || plane < p.channels - channel; };
     Scalar taken[elements][planes];
     TapWeight weights[elements];
-#pragma unroll
-    for (int number = 0; number < elements; ++number) {
+    unrolled_for (int number = 0; number < elements; ++number) {
         Offset of_tap[rank];
-#pragma unroll
-        for (int axis = 0; axis < rank; ++axis)
+        unrolled_for (int axis = 0; axis < rank; ++axis)
             of_tap[axis] = tap[axis] + (axis == along ? number * step : 0);
         const Offset pixel = taken_pixel(first[along] + of_tap[along], along, p);
         const bool covered = inside && of_tap[along] < p.block[along] && within(pixel, p.size[along]);
@@ -93,8 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         const Scalar* source = own_image;
         if constexpr (nearest)
             source += pixel * p.pixel_stride[along];
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane, source += p.image_channel) {
+        unrolled_for (int plane = 0; plane < planes; ++plane, source += p.image_channel) {
             taken[number][plane] = load_if(source, covered && exists(plane));
         }
         if constexpr (!nearest) {
@@ -102,11 +96,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             keep(own_image);
         }
     }
-#pragma unroll
-    for (int number = 0; number < elements; ++number) {
+    unrolled_for (int number = 0; number < elements; ++number) {
         Scalar* target = own_blocks;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane, target += p.blocks_channel) {
+        unrolled_for (int plane = 0; plane < planes; ++plane, target += p.blocks_channel) {
             keep(target);
             if (tap[along] + number * step < p.block[along] && exists(plane))
                 *target = weigh_element(taken[number][plane], weights[number].value());

@@ -52,8 +52,7 @@ inline __device__ Block this_block(const Scalar* image, Scalar* columns, const P
     Offset number = grid_index();
     block.exists = number < parameters.threads;
     Offset image_offset = 0, columns_offset = 0;
-#pragma unroll
-    for (int axis = last_axis; axis >= 0; --axis) {
+    unrolled_for (int axis = last_axis; axis >= 0; --axis) {
         const Offset along = parameters.blocks[axis].split(number);
         block.pixel[axis] = along * parameters.stride[axis] - parameters.pad[axis];
         image_offset += block.pixel[axis] * parameters.pixel_step[axis];
@@ -91,16 +90,14 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight
     chunk.image_offset = 0;
     chunk.row_weights = separable ? 0 : row * kernel_width;
     Offset taps[spatial_rank];
-#pragma unroll
-    for (int axis = last_axis - 1; axis >= 0; --axis) {
+    unrolled_for (int axis = last_axis - 1; axis >= 0; --axis) {
         taps[axis] = axis ? parameters.kernel[axis].split(row) : row;
         const Offset shift = taps[axis] * parameters.dilation[axis];
         chunk.inside &= within(block.pixel[axis] + shift, parameters.size[axis]);
         chunk.image_offset += shift * parameters.pixel_step[axis];
     }
     if constexpr (separable)
-#pragma unroll
-        for (int axis = unweighted; axis < last_axis; ++axis) {
+        unrolled_for (int axis = unweighted; axis < last_axis; ++axis) {
             const Weight weight = load_if(window.of_axis[axis - unweighted] + taps[axis], true);
             chunk.weight = axis > unweighted ? multiply(chunk.weight, weight) : weight;
         }
