@@ -37,23 +37,23 @@ struct Place {
     Offset planes;       // from the first plane on
 };
 
-inline __device__ Place this_place(const Scalar* batch, Scalar* space, const Parameters& parameters)
+inline __device__ Place this_place(const Scalar* batch, Scalar* space, const Parameters& p)
 {
     Place place;
     Offset number = grid_index();
-    place.exists = number < parameters.threads;
-    place.last = parameters.places[last_axis].split(number);
+    place.exists = number < p.threads;
+    place.last = p.places[last_axis].split(number);
     Offset batch_offset = 0, space_offset = 0;
     unrolled_for (int axis = last_axis - 1; axis >= 0; --axis) {
-        const Offset pixel = parameters.places[axis].split(number);
-        Offset block = pixel + parameters.crop[axis];
-        const Offset phase = parameters.block[axis].split(block);
-        batch_offset += block * parameters.grid_step[axis] + phase * parameters.phase_step[axis];
-        space_offset += pixel * parameters.pixel_step[axis];
+        const Offset pixel = p.places[axis].split(number);
+        Offset block = pixel + p.crop[axis];
+        const Offset phase = p.block[axis].split(block);
+        batch_offset += block * p.grid_step[axis] + phase * p.phase_step[axis];
+        space_offset += pixel * p.pixel_step[axis];
     }
-    const Offset plane = number * parameters.planes_per_thread;
-    place.planes = min(parameters.planes - plane, parameters.planes_per_thread);
-    place.batch = batch + (lengthened(plane) * parameters.batch_plane_step + batch_offset);
-    place.space = space + (lengthened(plane) * parameters.space_plane_step + space_offset);
+    const Offset plane = number * p.planes_per_thread;
+    place.planes = min(p.planes - plane, p.planes_per_thread);
+    place.batch = batch + (lengthened(plane) * p.batch_plane_step + batch_offset);
+    place.space = space + (lengthened(plane) * p.space_plane_step + space_offset);
     return place;
 }

@@ -11,39 +11,37 @@
 
 constexpr int planes_at_once = sizeof(Scalar) <= 4 ? 4 : 2;
 
-template <int planes>
-inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters& parameters)
+template <int planes> inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters& p)
 {
     Scalar values[planes];
     unrolled_for (int plane = 0; plane < planes; ++plane)
-        values[plane] = load_if(batch + plane * parameters.batch_plane_step, true);
+        values[plane] = load_if(batch + plane * p.batch_plane_step, true);
     unrolled_for (int plane = 0; plane < planes; ++plane)
-        space[plane * parameters.space_plane_step] = values[plane];
+        space[plane * p.space_plane_step] = values[plane];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_to_space_index_map(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
-                             const Weights window, const Parameters parameters)
+                             const Weights window, const Parameters p)
 {
-    const Place place = this_place(batch, space, parameters);
+    const Place place = this_place(batch, space, p);
     if (!place.exists)
         return;
-    Offset block = place.last + parameters.crop[last_axis];
-    const Offset phase = parameters.block[last_axis].split(block);
-    batch =
-        place.batch + (block * parameters.grid_step[last_axis] + phase * parameters.phase_step[last_axis]);
-    space = place.space + place.last * parameters.pixel_step[last_axis];
+    Offset block = place.last + p.crop[last_axis];
+    const Offset phase = p.block[last_axis].split(block);
+    batch = place.batch + (block * p.grid_step[last_axis] + phase * p.phase_step[last_axis]);
+    space = place.space + place.last * p.pixel_step[last_axis];
     Offset planes = place.planes;
 #pragma unroll 1
     for (; planes >= planes_at_once; planes -= planes_at_once) {
-        move<planes_at_once>(batch, space, parameters);
-        batch += planes_at_once * parameters.batch_plane_step;
-        space += planes_at_once * parameters.space_plane_step;
+        move<planes_at_once>(batch, space, p);
+        batch += planes_at_once * p.batch_plane_step;
+        space += planes_at_once * p.space_plane_step;
     }
 #pragma unroll 1
     for (; planes > 0; --planes) {
-        move<1>(batch, space, parameters);
-        batch += parameters.batch_plane_step;
-        space += parameters.space_plane_step;
+        move<1>(batch, space, p);
+        batch += p.batch_plane_step;
+        space += p.space_plane_step;
     }
 }

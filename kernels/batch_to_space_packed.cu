@@ -67,33 +67,33 @@ inline __device__ Line load_line(const Scalar* source, Offset step, int exists)
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     batch_to_space_packed(const Scalar* __restrict__ batch, Scalar* __restrict__ space, const Weights window,
-                          const Parameters parameters)
+                          const Parameters p)
 {
     __shared__ Word<stored_bytes> tiles[warps][tile_bytes<Pieces> / stored_bytes];
     Word<stored_bytes>* const tile = tiles[threadIdx.x / warp_size];
     const Offset first_thread = grid_index() - Offset(threadIdx.x % warp_size);
-    if (first_thread >= parameters.threads)
+    if (first_thread >= p.threads)
         return; // the whole warp
-    const int pieces = int(min(parameters.threads - first_thread, Offset(warp_size)));
+    const int pieces = int(min(p.threads - first_thread, Offset(warp_size)));
 
-    const Place place = this_place(batch, space, parameters);
+    const Place place = this_place(batch, space, p);
     const Offset pixel = place.last * piece_pixels;
-    const int left = place.exists ? int(min(parameters.width - pixel, Offset(piece_pixels))) : 0;
-    Offset block = pixel + parameters.crop[last_axis];
-    const Offset first_phase = parameters.block[last_axis].split(block);
-    const Scalar* source = place.batch + block * parameters.grid_step[last_axis];
+    const int left = place.exists ? int(min(p.width - pixel, Offset(piece_pixels))) : 0;
+    Offset block = pixel + p.crop[last_axis];
+    const Offset first_phase = p.block[last_axis].split(block);
+    const Scalar* source = place.batch + block * p.grid_step[last_axis];
     keep(source);
 
     const int left_blocks = unsigned(left) / phases, left_pixels = unsigned(left) % phases;
     Line lines[phases];
     unrolled_for (int i = 0; i < phases; ++i) {
-        const Offset block_width = parameters.block[last_axis].divisor;
+        const Offset block_width = p.block[last_axis].divisor;
         const Offset phase = begins_blocks ? i : first_phase + i,
                      next = !begins_blocks && phase >= block_width;
-        const Offset offset = next * parameters.grid_step[last_axis] +
-                              (phase - next * block_width) * parameters.phase_step[last_axis];
+        const Offset offset =
+            next * p.grid_step[last_axis] + (phase - next * block_width) * p.phase_step[last_axis];
         const int exists = whole ? place.exists * blocks : left_blocks + (i < left_pixels);
-        lines[i] = load_line(source + offset, parameters.grid_step[last_axis], exists);
+        lines[i] = load_line(source + offset, p.grid_step[last_axis], exists);
     }
 
     const unsigned long long address = reinterpret_cast<unsigned long long>(place.space + pixel);

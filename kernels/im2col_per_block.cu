@@ -21,25 +21,25 @@ constexpr int planes_at_once = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2;
 
 template <int planes>
 inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
-                                     const Weights& window, const Parameters& parameters)
+                                     const Weights& window, const Parameters& p)
 {
     const Scalar* images[planes];
     Scalar* columns_of[planes];
     unrolled_for (int plane = 0; plane < planes; ++plane) {
-        images[plane] = image + plane * parameters.image_plane_step;
-        columns_of[plane] = columns + plane * parameters.columns_plane_step;
+        images[plane] = image + plane * p.image_plane_step;
+        columns_of[plane] = columns + plane * p.columns_plane_step;
         keep(images[plane]);
         keep(columns_of[plane]);
     }
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        const Chunk chunk = chunk_of(block, number, window, parameters);
+        const Chunk chunk = chunk_of(block, number, window, p);
         Scalar values[chunk_taps][planes];
         Weight weights[chunk_taps];
         unrolled_for (int tap = 0; tap < chunk_taps; tap += taps_at_once) {
-            const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
+            const Offset shift = (chunk.first_tap + tap) * p.dilation[last_axis];
             const bool inside = chunk.inside & in_row(chunk.first_tap + tap) &
-                                within(block.pixel[last_axis] + shift, parameters.size[last_axis]);
-            const Offset offset = chunk.image_offset + shift * parameters.pixel_step[last_axis];
+                                within(block.pixel[last_axis] + shift, p.size[last_axis]);
+            const Offset offset = chunk.image_offset + shift * p.pixel_step[last_axis];
             unrolled_for (int i = 0; i < taps_at_once; ++i)
                 weights[tap + i] = weight_of(chunk, chunk.first_tap + tap + i, inside, window);
             unrolled_for (int plane = 0; plane < planes; ++plane) {
@@ -50,7 +50,7 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* image, Sc
             }
         }
         unrolled_for (int tap = 0; tap < chunk_taps; ++tap) {
-            const Offset offset = (chunk.columns_tap + tap) * parameters.tap_step;
+            const Offset offset = (chunk.columns_tap + tap) * p.tap_step;
             unrolled_for (int plane = 0; plane < planes; ++plane)
                 if (in_row(chunk.first_tap + tap))
                     store(columns_of[plane] + offset, weigh_element(values[tap][plane], weights[tap]));
@@ -60,7 +60,7 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* image, Sc
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident)
     im2col_per_block(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
-                     const Parameters parameters)
+                     const Parameters p)
 {
-    unfold<planes_at_once, false>(image, columns, window, parameters);
+    unfold<planes_at_once, false>(image, columns, window, p);
 }

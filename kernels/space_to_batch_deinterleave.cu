@@ -62,15 +62,15 @@ inline __device__ void take_apart(Elements& elements)
 
 template <int planes>
 inline __device__ void unfold_planes(const Block& block, const Scalar* space, Scalar* batch,
-                                     const Weights& window, const Parameters& parameters)
+                                     const Weights& window, const Parameters& p)
 {
-    const bool in_row = within(block.pixel[last_axis], parameters.size[last_axis]);
-    const Offset word = block.pixel[last_axis] + parameters.pad[last_axis]; // its first pixel
+    const bool in_row = within(block.pixel[last_axis], p.size[last_axis]);
+    const Offset word = block.pixel[last_axis] + p.pad[last_axis]; // its first pixel
     const bool ends_block = word > 0;
-    const bool begins_block = word < (parameters.blocks[last_axis].divisor - 1) * word_pixels;
+    const bool begins_block = word < (p.blocks[last_axis].divisor - 1) * word_pixels;
 #pragma unroll 1
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        const Chunk chunk = chunk_of(block, number, window, parameters);
+        const Chunk chunk = chunk_of(block, number, window, p);
         Elements elements[planes];
         const Scalar* source = space + chunk.image_offset;
         unrolled_for (int plane = 0; plane < planes; ++plane) {
@@ -78,14 +78,13 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* space, Sc
                 const auto word = load_word_if<loaded * element_bytes>(source + i, chunk.inside & in_row);
                 memcpy(elements[plane].unit + i * element_bytes / int(sizeof(Unit)), &word, sizeof(word));
             }
-            source += parameters.image_plane_step;
+            source += p.image_plane_step;
             take_apart(elements[plane]);
         }
         unrolled_for (int pixel = 0; pixel < block_width; ++pixel) {
             const bool before = pixel < pixels_before;
             const int phase = (pixel - pixels_before + block_width) % block_width;
-            const Offset offset =
-                (chunk.columns_tap + phase) * parameters.tap_step - before * parameters.block_step[last_axis];
+            const Offset offset = (chunk.columns_tap + phase) * p.tap_step - before * p.block_step[last_axis];
             Scalar* target = batch + offset;
             unrolled_for (int plane = 0; plane < planes; ++plane) {
                 constexpr int bytes = blocks_per_word * element_bytes;
@@ -93,7 +92,7 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* space, Sc
                 memcpy(&of_phase, elements[plane].unit + pixel * bytes / int(sizeof(Unit)), bytes);
                 if (!pixels_before || (before ? ends_block : begins_block))
                     store_word<bytes>(target, of_phase);
-                target += parameters.columns_plane_step;
+                target += p.columns_plane_step;
             }
         }
     }
@@ -101,7 +100,7 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* space, Sc
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     space_to_batch_deinterleave(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
-                                const Weights window, const Parameters parameters)
+                                const Weights window, const Parameters p)
 {
-    unfold<planes_at_once, true>(space, batch, window, parameters);
+    unfold<planes_at_once, true>(space, batch, window, p);
 }

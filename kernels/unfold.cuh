@@ -46,26 +46,24 @@ struct Block {
     Offset first_chunk, end_chunk;
 };
 
-inline __device__ Block this_block(const Scalar* image, Scalar* columns, const Parameters& parameters)
+inline __device__ Block this_block(const Scalar* image, Scalar* columns, const Parameters& p)
 {
     Block block;
     Offset number = grid_index();
-    block.exists = number < parameters.threads;
+    block.exists = number < p.threads;
     Offset image_offset = 0, columns_offset = 0;
     unrolled_for (int axis = last_axis; axis >= 0; --axis) {
-        const Offset along = parameters.blocks[axis].split(number);
-        block.pixel[axis] = along * parameters.stride[axis] - parameters.pad[axis];
-        image_offset += block.pixel[axis] * parameters.pixel_step[axis];
-        columns_offset += along * parameters.block_step[axis];
+        const Offset along = p.blocks[axis].split(number);
+        block.pixel[axis] = along * p.stride[axis] - p.pad[axis];
+        image_offset += block.pixel[axis] * p.pixel_step[axis];
+        columns_offset += along * p.block_step[axis];
     }
-    const Offset plane = parameters.plane_groups.split(number) * parameters.planes_per_thread;
-    block.planes = min(parameters.planes - plane, parameters.planes_per_thread);
-    block.image =
-        image + (number * parameters.image_batch_step + plane * parameters.image_plane_step + image_offset);
-    block.columns = columns + (number * parameters.columns_batch_step +
-                               plane * parameters.columns_plane_step + columns_offset);
-    block.first_chunk = Offset(blockIdx.y) * parameters.chunks_per_thread;
-    block.end_chunk = min(block.first_chunk + parameters.chunks_per_thread, parameters.chunks);
+    const Offset plane = p.plane_groups.split(number) * p.planes_per_thread;
+    block.planes = min(p.planes - plane, p.planes_per_thread);
+    block.image = image + (number * p.image_batch_step + plane * p.image_plane_step + image_offset);
+    block.columns = columns + (number * p.columns_batch_step + plane * p.columns_plane_step + columns_offset);
+    block.first_chunk = Offset(blockIdx.y) * p.chunks_per_thread;
+    block.end_chunk = min(block.first_chunk + p.chunks_per_thread, p.chunks);
     return block;
 }
 
@@ -80,7 +78,7 @@ struct Chunk {
 };
 
 inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weights& window,
-                                 const Parameters& parameters)
+                                 const Parameters& p)
 {
     Chunk chunk;
     Offset row = number / chunks_per_row;
@@ -91,10 +89,10 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight
     chunk.row_weights = separable ? 0 : row * kernel_width;
     Offset taps[spatial_rank];
     unrolled_for (int axis = last_axis - 1; axis >= 0; --axis) {
-        taps[axis] = axis ? parameters.kernel[axis].split(row) : row;
-        const Offset shift = taps[axis] * parameters.dilation[axis];
-        chunk.inside &= within(block.pixel[axis] + shift, parameters.size[axis]);
-        chunk.image_offset += shift * parameters.pixel_step[axis];
+        taps[axis] = axis ? p.kernel[axis].split(row) : row;
+        const Offset shift = taps[axis] * p.dilation[axis];
+        chunk.inside &= within(block.pixel[axis] + shift, p.size[axis]);
+        chunk.image_offset += shift * p.pixel_step[axis];
     }
     if constexpr (separable)
         unrolled_for (int axis = unweighted; axis < last_axis; ++axis) {
@@ -124,28 +122,28 @@ inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, 
 // A kernel's work on some of them.
 template <int planes>
 inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
-                                     const Weights& window, const Parameters& parameters);
+                                     const Weights& window, const Parameters& p);
 
 // Serves all planes, `at_once` of them in flight together; the rest by halves, or one by one.
 template <int at_once, bool by_halves>
 inline __device__ void unfold(const Block& block, const Scalar* image, Scalar* columns, Offset planes,
-                              const Weights& window, const Parameters& parameters)
+                              const Weights& window, const Parameters& p)
 {
 #pragma unroll 1
     for (; planes >= at_once; planes -= at_once) {
-        unfold_planes<at_once>(block, image, columns, window, parameters);
-        image += at_once * parameters.image_plane_step;
-        columns += at_once * parameters.columns_plane_step;
+        unfold_planes<at_once>(block, image, columns, window, p);
+        image += at_once * p.image_plane_step;
+        columns += at_once * p.columns_plane_step;
     }
     if constexpr (at_once > 1)
-        unfold<(by_halves ? at_once / 2 : 1), by_halves>(block, image, columns, planes, window, parameters);
+        unfold<(by_halves ? at_once / 2 : 1), by_halves>(block, image, columns, planes, window, p);
 }
 
 template <int at_once, bool by_halves>
 inline __device__ void unfold(const Scalar* image, Scalar* columns, const Weights& window,
-                              const Parameters& parameters)
+                              const Parameters& p)
 {
-    const Block block = this_block(image, columns, parameters);
+    const Block block = this_block(image, columns, p);
     if (block.exists)
-        unfold<at_once, by_halves>(block, block.image, block.columns, block.planes, window, parameters);
+        unfold<at_once, by_halves>(block, block.image, block.columns, block.planes, window, p);
 }
