@@ -13,32 +13,16 @@ __device__ constexpr Offset dilation[] = {DILATION};
 constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;
 
-__device__ constexpr Offset greatest_common_divisor(Offset a, Offset b)
-{
-    return b == 0 ? a : greatest_common_divisor(b, a % b);
-}
+// The distances of the taps of an axis that land on the same pixel, and of their blocks; and the inverse of
+// the latter modulo the former.
+__device__ constexpr Offset tap_steps[] = {TAP_STEP};
+__device__ constexpr Offset block_steps[] = {BLOCK_STEP};
+__device__ constexpr Offset inverses[] = {INVERSE};
 
-// The x in [0, modulus) with number * x = 1 modulo modulus; they have no common divisor.
-__device__ constexpr Offset modular_inverse(Offset number, Offset modulus)
-{
-    Offset inverse = 0, next = 1, remainder = modulus, next_remainder = number % modulus;
-    while (next_remainder != 0) {
-        const Offset quotient = remainder / next_remainder;
-        const Offset inverse_then = next, remainder_then = next_remainder;
-        next = inverse - quotient * next;
-        next_remainder = remainder - quotient * next_remainder;
-        inverse = inverse_then;
-        remainder = remainder_then;
-    }
-    return modulus == 1 ? 0 : inverse < 0 ? inverse + modulus : inverse;
-}
-
-// The distances of the taps of an axis that land on the same pixel.
 template <int axis> struct Pattern {
-    static constexpr Offset common = greatest_common_divisor(stride[axis], dilation[axis]);
-    static constexpr Offset tap_step = stride[axis] / common;
-    static constexpr Offset block_step = dilation[axis] / common;
-    static constexpr Offset inverse = modular_inverse(block_step, tap_step);
+    static constexpr Offset tap_step = tap_steps[axis], block_step = block_steps[axis];
+    static constexpr Offset inverse = inverses[axis];
+    static constexpr Offset common = stride[axis] / tap_step; // divisor of stride and dilation
     static constexpr Offset taps = (kernel[axis] + tap_step - 1) / tap_step;
 };
 

@@ -26,15 +26,7 @@ constexpr int blocks = BLOCKS;
 constexpr int at_once = LOADED, pixels_before = PIXELS_BEFORE;
 constexpr bool padded = PADDED; // along any axis; else undefined loads are not used
 
-__device__ constexpr int taps_of(int axes)
-{
-    int taps = 1;
-    for (int axis = 0; axis < axes; ++axis)
-        taps *= kernel[axis];
-    return taps;
-}
-constexpr int width = kernel[last];
-constexpr int rows = taps_of(last); // of taps
+constexpr int width = kernel[last], rows = ROWS; // of taps
 constexpr int block_bytes = rows * width * element_bytes;
 static_assert(blocks * block_bytes % 4 == 0 && block_bytes >= 4, "threads but the last of a row fill words");
 

@@ -75,14 +75,10 @@ template <typename Element> inline __device__ Element weigh_element(Element elem
         return element;
 }
 
-template <typename Real> __device__ constexpr Real smallest_normal()
-{
-    return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
-}
-
 // A mean, which is zero if the divisor is below the smallest normal number.
 template <typename Number> inline __device__ Number divide_or_zero(Number sum, Weight divisor)
 {
-    const bool covered = !(divisor < smallest_normal<Weight>() && divisor > -smallest_normal<Weight>());
+    constexpr Weight least = sizeof(Weight) == 4 ? Weight(1.17549435e-38f) : Weight(2.2250738585072014e-308);
+    const bool covered = !(divisor < least && divisor > -least);
     return covered ? divide(sum, divisor) : Number{};
 }

@@ -96,6 +96,9 @@ def sum_plan(
         "KERNEL": view.kernel,
         "STRIDE": [axis.stride for axis in axes],
         "DILATION": [axis.dilation for axis in axes],
+        "TAP_STEP": [axis.tap_step for axis in axes],
+        "BLOCK_STEP": [axis.block_step for axis in axes],
+        "INVERSE": [pow(axis.block_step, -1, axis.tap_step) for axis in axes],
         **fusion_defines(problem),
         **defines,
     }

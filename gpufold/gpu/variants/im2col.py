@@ -170,6 +170,7 @@ def packed(problem: Problem) -> Plan:
             **word_types(itemsize),
             "SPATIAL_RANK": len(axes),
             "KERNEL": view.kernel,
+            "ROWS": taps // row.kernel,
             "STRIDE": row.stride,
             "DILATION": row.dilation,
             "BLOCKS": count,
