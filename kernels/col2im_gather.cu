@@ -227,7 +227,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                 }
             }
             unrolled_for (int i = 0; i < part; ++i)
-                denominators[i].from_axes(factors, i);
+                denominators[i].from_axes(factors.product(i));
         }
     };
     // Before the sums if both use the last axis's conditions; else after them, because sums need registers.

@@ -182,14 +182,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     OldPixel olds[rows][1];
     unrolled_for (int row = 0; row < rows; ++row)
         OldPixel::load_wide(olds[row], image + row * p.pixel_stride[above], is_inside(row));
-    RowFactors<1> factors(taps, window, p);
-    factors.set_taps(0, taps[last], p);
+    const Factor of_last = factor_of<last>(taps[last], window, p);
     unrolled_for (int row = 0; row < rows; ++row) {
-        if (row > 0) {
+        if (row > 0)
             taps[above] = Taps::of<above>(pixel[above] + row, p);
-            factors.set_row(taps, p);
-        }
-        denominators[row].from_axes(factors, 0);
+        denominators[row].from_axes(join<last>(outer_factor(taps, window, p), of_last));
         const Accumulator sum = denominators[row].finish(sums[row]);
         if (is_inside(row))
             store(image + row * p.pixel_stride[above], narrow(olds[row][0].plus(sum)));

@@ -208,15 +208,6 @@ template <int pixels> struct RowFactors {
     {
         of_last[pixel] = of_last[pixel].template with_tap<last>(tap, exists, window);
     }
-    __device__ void set_taps(int pixel, const Taps& taps, const Parameters& p)
-    {
-        of_last[pixel] = factor_of<last>(taps, window, p);
-    }
-    // For the same pixels of another row.
-    __device__ void set_row(const Taps (&taps)[rank], const Parameters& p)
-    {
-        outer = outer_factor(taps, window, p);
-    }
     // For as many taps, each on a pixel of its own.
     template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>& weights, bool exists)
     {
@@ -236,10 +227,10 @@ struct Denominator {
         if constexpr (divides_by_taps)
             value = add(value, squares ? multiply(weight, weight) : weight);
     }
-    template <int pixels> __device__ void from_axes(const RowFactors<pixels>& factors, int pixel)
+    __device__ void from_axes(Factor product)
     {
         if constexpr (divides_by_axes)
-            value = Weight(factors.product(pixel).sum);
+            value = Weight(product.sum);
     }
     // The average, which is zero if the denominator is below the smallest normal number.
     template <typename Number> __device__ Number finish(Number sum) const
