@@ -1,11 +1,11 @@
 """Execution of calls on tensors: checks, then the NumPy path on the CPU or kernels on a GPU.
 
-Checks are not repeated for tensors like those of the last call. `differentiate` computes calls that need gradients.
+Checks are not repeated for tensors like those of the last call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import c_char
 from functools import cache, partial
 from math import prod
@@ -21,7 +21,7 @@ from torch.nn.functional import fold, unfold
 from torch.profiler import record_function
 
 from gpufold import extras, threads
-from gpufold.arrays import bounds_of, check_bytes
+from gpufold.arrays import bounds_of
 from gpufold.calls import PLAIN, Call
 from gpufold.compute import launcher, run
 from gpufold.geometry import SlidingGeometry
@@ -50,49 +50,6 @@ from gpufold.windows import axes_of_window
 Arrays: TypeAlias = tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor | None, Tensor | None]
 """The data of a call, its result, the weights of its window, positions, and the tensor to add weights to."""
 
-Differentiate: TypeAlias = Callable[[Call, Tensor, Sequence[Tensor], Tensor | None, Tensor | None], Tensor]
-"""Computes a call that needs gradients on its data, the weights of its window, positions and `out`."""
-
-
-def compute(
-    differentiate: Differentiate,
-    call: Call,
-    data: Tensor,
-    window: Any = None,
-    positions: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Compute a call on the caller's tensors.
-
-    Their shapes and dtypes were checked. Devices, positions and the window, a tensor or a sequence of tensors, are
-    checked here.
-    """
-    axes = weights_of(window)
-    given = (data, *axes) if positions is None else (data, positions, *axes)
-    given = given if out is None else (out, *given)
-    seen = seen_of(call)
-    if not (guards := seen.guards).hold(given):
-        check_bytes(call, call.result_shape, call.element.itemsize)
-        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
-        check_dense(call.operation, OPERATIONS[call.operation].data, data)
-        if out is not None:
-            check_dense(call.operation, "array", out)
-            check_like(call.operation, "blocks", data, out, "array")
-        if positions is not None:
-            positions = checked_positions(call.operation, positions, data, "array")
-        axes = checked_window(call, data, weights, window)
-        transformed = is_transformed()
-        recorded = transformed or has_gradient(data, out, *axes)
-        data = data if recorded else resolved(data)
-        own = of_torch(call, data) if recorded and not transformed else None
-        guards = seen.see(given, (data, positions, out, *axes), recorded, own)
-    if guards.of_torch is not None:
-        result: Tensor = watched(call, guards.of_torch, data)
-        return result
-    if guards.recorded:
-        return differentiate(call, data, axes, positions, out)
-    return execute(call, data, axes, positions, out, guards)
-
 
 def add_in_place(
     call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor, weight_out: Tensor | None
@@ -105,13 +62,9 @@ def add_in_place(
     given = (*written, blocks, positions, *axes)
     seen = seen_of(call, True)
     if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
-        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
-        check_dense("add_blocks_", "array", out)
-        check_like("add_blocks_", "blocks", blocks, out, "array")
-        positions = checked_positions("add_blocks_", positions, out, "array")
-        axes = checked_window(call, blocks, weights, window)
+        positions, axes = checked(call, blocks, window, positions, out)
         check_written("array", out, (blocks, positions, *axes))
         if weight_out is not None:
             check_like("add_blocks_", "weight_out", weight_out, out, "array")
@@ -127,6 +80,21 @@ def add_in_place(
     if weight_out is not None:
         count_write(weight_out)
     return True
+
+
+def checked(
+    call: Call, data: Tensor, window: Any, positions: Tensor | None, out: Tensor | None
+) -> tuple[Any, tuple[Tensor, ...]]:
+    """Check the caller's tensors, and return positions and the weights of a window as kernels can read them."""
+    weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
+    if out is None:
+        check_dense(call.operation, OPERATIONS[call.operation].data, data)
+    else:
+        check_dense(call.operation, "array", out)
+        check_like(call.operation, "blocks", data, out, "array")
+    if positions is not None:
+        positions = checked_positions(call.operation, positions, data, "array")
+    return positions, checked_window(call, data, weights, window)
 
 
 def count_write(tensor: Tensor) -> None:

@@ -22,12 +22,10 @@ from gpufold.outside import BY_INDEX, extended
 from gpufold.torch import executing, operators, tensors
 from gpufold.torch.door import public
 from gpufold.torch.operators import SIZES
-from gpufold.torch.rules import differentiate
+from gpufold.torch.rules import compute
 from gpufold.torch.tensors import described, is_traced
 from gpufold.weights import least_weight, of_elements
 from gpufold.windows import axes_of_window, check_block_weights
-
-compute = partial(executing.compute, differentiate)
 
 BY_INDEX_OF = SimpleNamespace(minimum=torch.minimum, moveaxis=torch.movedim)  # torch.moveaxis has no rule for batches
 

@@ -1,4 +1,4 @@
-"""Gradients, tangents and vmap of tensors, by the adjoints of `gpufold.adjoints`.
+"""Calls on tensors, with gradients, tangents and vmap by the adjoints of `gpufold.adjoints`.
 
 `apply` computes a call directly if no further gradient is needed, through an `autograd.Function` if one is, and by an
 operator of torch's library during tracing or under transforms of torch.func, to which torch's dispatcher passes it in
@@ -17,10 +17,12 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from gpufold import adjoints
+from gpufold.arrays import check_bytes
 from gpufold.calls import Call
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.operations import OPERATIONS
-from gpufold.torch.executing import execute
+from gpufold.torch.executing import checked, execute, of_torch, watched
+from gpufold.torch.guards import seen_of
 from gpufold.torch.tensors import (
     WEIGHTS,
     alive,
@@ -32,13 +34,35 @@ from gpufold.torch.tensors import (
     narrowed,
     ready_weights,
     resolved,
+    weights_of,
 )
 
 
-def differentiate(
-    call: Call, data: Tensor, axes: Sequence[Tensor], positions: Tensor | None, out: Tensor | None
+def compute(
+    call: Call, data: Tensor, window: Any = None, positions: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Compute a call that needs gradients or tangents, on checked tensors."""
+    """Compute a call on the caller's tensors.
+
+    Their shapes and dtypes were checked. Devices, positions and the window, a tensor or a sequence of tensors, are
+    checked here.
+    """
+    axes = () if window is None else weights_of(window)
+    given = (data, *axes) if positions is None else (data, positions, *axes)
+    given = given if out is None else (out, *given)
+    seen = seen_of(call)
+    if not (guards := seen.guards).hold(given):
+        check_bytes(call, call.result_shape, call.element.itemsize)
+        positions, axes = checked(call, data, window, positions, out)
+        transformed = is_transformed()
+        recorded = transformed or has_gradient(data, out, *axes)
+        data = data if recorded else resolved(data)
+        own = of_torch(call, data) if recorded and not transformed else None
+        guards = seen.see(given, (data, positions, out, *axes), recorded, own)
+    if guards.of_torch is not None:
+        result: Tensor = watched(call, guards.of_torch, data)
+        return result
+    if not guards.recorded:
+        return execute(call, data, axes, positions, out, guards)
     if call.source:  # narrower data count as if they were converted first
         call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
     if has_gradient(*axes):
@@ -64,11 +88,7 @@ def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def apply(
-    call: Call,
-    data: Tensor,
-    window: Tensor | None = None,
-    positions: Tensor | None = None,
-    out: Tensor | None = None,
+    call: Call, data: Tensor, window: Tensor | None = None, positions: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Compute a call on checked tensors with a joined window: directly, through autograd, or by an operator."""
     data, window, positions, out = given = [*map(alive, (data, window, positions, out))]
