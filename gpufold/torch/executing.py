@@ -135,7 +135,7 @@ def execute(
     `out` is the tensor that add_blocks adds to. `guards` hold for the tensors.
     """
     if out is not None:
-        result = resolved(out.detach()).clone(memory_format=torch.contiguous_format)
+        result = resolved(out).clone(memory_format=torch.contiguous_format)
     elif call.source:
         result = data.new_empty(call.result_shape, dtype=getattr(torch, call.dtype))
     else:
