@@ -39,6 +39,10 @@ class Backend:
         self.library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
         self.kind, self.place, self.device = KINDS[library.__name__], blocks.device, device_of(library, blocks)
 
+    def read(self, name: str, given: Any) -> Any:
+        """Return an argument that may be an array of the blocks' type as the library reads it."""
+        return given
+
     def zeros(self, shape: Size, dtype: Any) -> Any:
         """Return zeros on the blocks' device."""
         try:
@@ -55,12 +59,13 @@ class Backend:
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
         """Return the weights of a window as kernels can read them."""
         with self.device:
-            axes = axes_of_window(call, window)
+            axes = [self.read("window", each) for each in axes_of_window(call, window)]
             axes = [self.library.asarray(each) if type(each) is np.ndarray else each for each in axes]
         return as_weights(call, self.library, axes if is_separable(window) else axes[0], self._blocks)
 
     def positions(self, given: Any, on_host: bool) -> Any:
         """Return positions as int64: on the host if `on_host` or unless they are on a GPU."""
+        given = self.read("positions", given)
         if self.library is not np and isinstance(given, self.library.ndarray) and not on_host:
             return as_positions("Stitcher.add", self.library, given, self._blocks, "blocks")
         return _on_host(given)
@@ -74,14 +79,15 @@ class Backend:
     def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
         """Return the weighted blocks and their weights: the weight of each block times those of the window."""
         blocks, call = self._blocks, Call("Stitcher.add", PositionsGeometry(0, (), (), ()), dtype)
-        weights = weights_of_blocks(call, self.library, weights, blocks)
+        weights = weights_of_blocks(call, self.library, self.read("weights", weights), blocks)
         with np.errstate(all="ignore"):  # as in sums
             each = of_elements(self.library, weights, factors or (), blocks.ndim, least)
             return weighed(self.library, blocks.astype(dtype), each), each
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
         """Add blocks to `out`, and their weights to `weight_out`."""
-        call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+        blocks = self.read("blocks", blocks)
+        call = calls.add_blocks(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)
         run(call, self.library, blocks, out, weights, places, weight_out)
 
     def average(self, sums: Any, weight: Any) -> Any:
@@ -153,22 +159,20 @@ class JaxBackend(Backend):
     """JAX arrays on the CPU, read without a copy; their sums are NumPy arrays."""
 
     def __init__(self, blocks: Any) -> None:
-        super().__init__(_of_jax("blocks", blocks))
+        super().__init__(self.read("blocks", blocks))
         self.kind = JAX
 
-    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        return super().weights(
-            call, [_of_jax("window", each) for each in window] if is_separable(window) else _of_jax("window", window)
-        )
-
-    def positions(self, given: Any, on_host: bool) -> Any:
-        return super().positions(_of_jax("positions", given), on_host)
-
-    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
-        return super().weighed(_of_jax("weights", weights), factors, dtype, least)
-
-    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
-        super().add(out, _of_jax("blocks", blocks), places, weights, weight_out)
+    def read(self, name: str, given: Any) -> Any:
+        """Return a JAX array as a NumPy view; raise if it is traced or on a GPU. Others are returned unchanged."""
+        if not _is_of_jax(given):
+            return given
+        if isinstance(given, sys.modules["jax"].core.Tracer):
+            raise TypeError(f"Stitcher.add: {name} must not be traced: sums are kept between calls; trace add_blocks")
+        if given.device.platform != "cpu":
+            raise TypeError(
+                f"Stitcher.add: {name} must be on the CPU, got {given.device}; pass cupy.from_dlpack({name})"
+            )
+        return np.asarray(given)
 
     def average(self, sums: Any, weight: Any) -> Any:
         return sys.modules["jax"].numpy.asarray(super().average(sums, weight))
@@ -185,17 +189,6 @@ def _is_of_jax(array: Any) -> bool:
 def _is_tensor(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _of_jax(name: str, array: Any) -> Any:
-    """Return a JAX array as a NumPy view; raise if it is traced or on a GPU. Other arrays are returned unchanged."""
-    if not _is_of_jax(array):
-        return array
-    if isinstance(array, sys.modules["jax"].core.Tracer):
-        raise TypeError(f"Stitcher.add: {name} must not be traced: sums are kept between calls; trace add_blocks")
-    if array.device.platform != "cpu":
-        raise TypeError(f"Stitcher.add: {name} must be on the CPU, got {array.device}; pass cupy.from_dlpack({name})")
-    return np.asarray(array)
 
 
 def backend_of(blocks: Any, kind: str = "") -> Backend:
