@@ -140,9 +140,10 @@ class TorchBackend(Backend):
         tensors.check_tensor("Stitcher.add", "weights", weights)
         tensors.check_like("Stitcher.add", "weights", weights, self._blocks, "blocks")
         check_block_weights("Stitcher.add", weights, dtype, len(self._blocks))
-        weights = tensors.ready_weights(weights, tensors.WEIGHTS[dtype])
-        each = of_elements(self.library, weights, factors or (), self._blocks.ndim, least)
-        return tensors.weighed(self._blocks.to(getattr(self.library, dtype)), each), each
+        terms: tuple[Any, Any] = tensors.weighed(
+            self._blocks, weights, factors or (), getattr(self.library, dtype), least
+        )
+        return terms
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
         self._ours.add_blocks_(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)

@@ -71,7 +71,7 @@ def add_blocks(
     library = library_of("add_blocks", "a chunk of array", array._meta)
     check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of array")
     positions = known_positions("add_blocks", positions, array, "array")
-    call = calls.add_blocks(array, blocks, positions, window, variant=variant, deterministic=deterministic)
+    call = calls.add_blocks(array, blocks, positions, window=window, variant=variant, deterministic=deterministic)
     geometry, factors = geometry_of(call, PositionsGeometry), checked(call, blocks, window)
     positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)

@@ -68,7 +68,7 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
 
     @wraps(function)
     def forward(*given: Parameters.args, **named: Parameters.kwargs) -> Tensor:
-        arguments = (*given, *named.values())
+        arguments = (*given, *named.values()) if named else given
         if has_torch_function(arguments):
             taken_over: Tensor = handle_torch_function(forward, arguments, *given, **named)
             return taken_over

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
+from inspect import signature
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,28 +27,27 @@ from gpufold import geometry as sized
 from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
-from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
-from gpufold.geometry import as_integers
-from gpufold.given import shown
+from gpufold.elements import average_dtype, check_floats, check_sums, dtype_name
+from gpufold.geometry import as_integers, over_the_end, sequence
+from gpufold.given import shown, word
 from gpufold.gpu.registry import check_name
+from gpufold.names import MARGINS
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
 from gpufold.torch.executing import execute
 from gpufold.torch.tensors import INTEGERS, as_int64, name_of, resolved
 from gpufold.windows import misshapen_weights
 
-SIZES = {
-    "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
-    "im2col": ("kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
-    "blocks_to_array": ("output_shape", "block_shape", "strides"),
-    "array_to_blocks": ("block_shape", "strides"),
-    "add_blocks": (),
-    "take_blocks": ("block_shape",),
-    "average": (),
-    "batch_to_space": ("block_shape", "crops_begin", "crops_end"),
-    "space_to_batch": ("block_shape", "pads_begin", "pads_end"),
+TAKEN = {
+    name: [each.name for each in signature(it.describe).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    for name, it in OPERATIONS.items()
 }
-"""The sizes that each operator takes, one value per axis."""
+ARRAYS = {name: tuple(TAKEN[name][: 1 + len(it.arrays)]) for name, it in OPERATIONS.items()}
+SIZES = {name: tuple(taken[len(ARRAYS[name]) :]) for name, taken in TAKEN.items()}
+"""The positional arguments of each operation: its arrays, then its sizes, of which operators take a value per axis."""
+
+AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
+"""The sizes with one value per spatial axis; `block_shape` in other operations."""
 
 OUT_DTYPE = "array must have the result's dtype"
 """The error if `out` has another dtype."""
@@ -86,16 +86,11 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     call = Call(operation, geometry, dtype.name, fusion, variant, deterministic, filled=filled or known)
     if variant != "auto":
         check_name(call)
-    if window is not None:
-        _check_joined(call, window)
-    return call.covering(None) if known and not filled else call
-
-
-def _check_joined(call: Call, window: Tensor) -> None:
-    block_shape = call.geometry.block_shape
-    wanted = (sum(block_shape),) if call.fusion.window == "separable" else block_shape
-    if tuple(window.shape) != wanted:
+    block = geometry.block_shape
+    wanted = (sum(block),) if separable else block
+    if window is not None and tuple(window.shape) != wanted:
         raise misshapen_weights(call, "window", tuple(window.shape), wanted)
+    return call.covering(None) if known and not filled else call
 
 
 def _define(operation: str) -> None:
@@ -159,69 +154,83 @@ def per_axis(value: Any, rank: int) -> list[Any]:
 # Traced calls: arguments go to an operator, whose fake implementation checks them
 
 
-def trace(
-    operation: str,
-    given: tuple[Any, ...],
-    sizes: tuple[Any, ...],
-    rank: int,
-    choices: tuple[str, str, bool],
-    dtype: Any = None,
-    filled: bool = True,
-    over: bool = False,
-) -> Tensor:
-    """Call an operator with (data, window[, positions, out]) and sizes of `rank` axes, as the caller gave them.
-
-    Data to be summed in a wider dtype, by name or that of `out`, are converted first.
-    """
-    data, window, *others = given
-    positions, out = others or (None, None)
-    tensors.check_tensor(operation, OPERATIONS[operation].data, data)
-    reduction, variant, deterministic = choices
-    for chosen in (reduction, variant):
+def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> Tensor:
+    """Call an operator with the arguments of a function, as the caller gave them, and positions as a tensor."""
+    what, last, fill = OPERATIONS[operation].data, values.get("last", "drop"), values.get("fill_value")
+    data, window = values[what], values.get("weight", values.get("window"))
+    tensors.check_tensor(operation, what, data)
+    if last not in ("drop", "over") or fill:
+        raise TypeError(f"{operation}: under a compiler, last must be 'drop' or 'over' and fill_value None or 0")
+    reduction = values["mode"] if operation == "take_blocks" else values.get("reduction", "sum")
+    for chosen in (reduction, variant := values["variant"]):
         if not isinstance(chosen, str):
             raise TypeError(f"{operation}: reduction, mode and variant are names, got {shown(chosen)}")
-    if out is not None or dtype is not None:
-        if out is not None:
-            tensors.check_tensor(operation, "array", out)
-            tensors.check_beside(operation, OPERATIONS[operation].data, data, "array", out)
-        must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE
-        dtype = dtype if out is None else out.dtype
-        name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)
-        check_sums(operation, name_of(data.dtype), name, must)
-        if window is not None or reduction in calls.REDUCTIONS[1:]:
-            check_floats(operation, reduction, name)
-        data = data.to(getattr(torch, name))
-    elif operation in calls.SUMS and (window is not None or reduction != "sum"):
-        data = data.to(getattr(torch, average_dtype(name_of(data.dtype))))
-    separable = False
+    sizes = _lists_of_sizes(operation, data, positions, values)
+    if operation == "array_to_blocks":
+        mode = word(operation, "mode", values["mode"], calls.MODES)
+        if last == "over" and mode != "constant":
+            along = zip(data.shape[data.ndim - len(sizes[0]) :], *sizes, strict=True)
+            data, last = tensors.extended(data, [(0, over_the_end(*each)) for each in along], mode), "drop"
+    out = values["array"] if operation == "add_blocks" else None
+    data, separable = _in_dtype_of_sums(operation, data, out, values.get("dtype"), reduction, window), False
     if window is not None:
-        if not ELEMENT_TYPES[name_of(data.dtype)].weight:
-            what = OPERATIONS[operation].data
-            needs = f"{what} must be" if operation == "average" else f"window needs {what}"
-            raise TypeError(
-                f"{operation}: {needs} of floats or complex numbers, got dtype {name_of(data.dtype)}; "
-                f"convert it with {what}.to"
-            )
-        axes = tensors.weights_of(window)
+        argument, axes = "weight" if operation == "average" else "window", tensors.weights_of(window)
         for each in axes:
-            weights = "weight" if operation == "average" else "window"
-            tensors.check_real(operation, weights, each)
-            tensors.check_beside(operation, weights, each, OPERATIONS[operation].data, data)
+            tensors.check_real(operation, argument, each)
+            tensors.check_beside(operation, argument, each, what, data)
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
         if reduction in calls.REDUCTIONS and tensors.has_gradient(*axes):
             check_gradient(rules.TORCH, operation, reduction)
         window = rules.joined(data, axes)
-    if not (is_compiling() or is_tracing()):
-        sizes = (*map(partial(checked_size, operation), SIZES[operation], sizes),)
-    lists = [per_axis(value, rank) for value in sizes]
-    tail = reduction, separable, variant, bool(deterministic), filled, over
-    arguments = data, window, positions, out, *lists, *tail
+    filled = "fill_value" not in values or fill is not None
+    tail = reduction, separable, variant, bool(values.get("deterministic", True)), filled, last == "over"
+    arguments = data, window, positions, out, *sizes, *tail
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
         if is_tracing():
             return exporting.decomposed(_fold_by_torchscript, operation, *arguments)
         call_of(operation, arguments)  # raises
         return exporting.decomposed(exporting.fold_by_onnx, operation, *arguments)
-    return _called(operation, (data, window, positions, out), lists, tail)
+    return _called(operation, (data, window, positions, out), sizes, tail)
+
+
+def _lists_of_sizes(operation: str, data: Tensor, positions: Tensor | None, values: dict[str, Any]) -> list[list[Any]]:
+    """Return the sizes that an operator takes, one value per axis, from those that the caller gave."""
+    sizes, rank = {name: values[name] for name in SIZES[operation]}, 0
+    if positions is not None:
+        rank = positions.shape[-1]
+    elif operation in MARGINS:
+        rank = data.ndim
+        for name, size in [*sizes.items()][1:]:  # an integer is the margin of all axes but the batch
+            sizes[name] = [0, *[size] * (rank - 1)] if is_integer(size) else size
+    elif sizes:
+        by = AXES_BY.get(operation, "block_shape")
+        if "last" in values:
+            sizes[by] = per_axis(sizes[by], len(values.get("output_shape", data.shape)))
+        elif is_integer(sizes[by]):
+            sequence(operation, by, int(sizes[by]))  # raises
+        rank = len(sizes[by])
+    if not (is_compiling() or is_tracing()):
+        sizes = {name: checked_size(operation, name, size) for name, size in sizes.items()}
+    return [per_axis(size, rank) for size in sizes.values()]
+
+
+def _in_dtype_of_sums(
+    operation: str, data: Tensor, out: Tensor | None, dtype: Any, reduction: str, window: Any
+) -> Tensor:
+    """Return data in the dtype of their sums: the given one, that of `out`, or the default of weighted sums."""
+    what, weighted = OPERATIONS[operation].data, window is not None or reduction in calls.REDUCTIONS[1:]
+    if out is not None:
+        tensors.check_tensor(operation, "array", out)
+        tensors.check_beside(operation, what, data, "array", out)
+        dtype = out.dtype
+    if dtype is None:
+        widened = weighted and operation in calls.SUMS
+        return data.to(getattr(torch, average_dtype(name_of(data.dtype)))) if widened else data
+    name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)
+    check_sums(operation, name_of(data.dtype), name, f"dtype must be that of {what}," if out is None else OUT_DTYPE)
+    if weighted:
+        check_floats(operation, reduction, name)
+    return data.to(getattr(torch, name))
 
 
 @exporting.as_onnx_has_them
@@ -267,14 +276,6 @@ def _script(source: str) -> Any:
     """
     name = f"__torch__.gpufold.call_{sha256(source.encode()).hexdigest()[:16]}"
     return torch._C._create_function_from_graph(name, torch.jit.CompilationUnit(source).call.graph.copy())
-
-
-def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: str) -> Tensor:
-    """Call batch_to_space or space_to_batch; an int for margins means all axes but the batch."""
-    block_shape, *margins = sizes
-    rank = data.ndim
-    lists = [[0, *[margin] * (rank - 1)] if is_integer(margin) else margin for margin in margins]
-    return trace(operation, (data, None), (block_shape, *lists), rank, ("sum", variant, True))
 
 
 def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +13,15 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from gpufold import arrays
+from gpufold import arrays, outside
 from gpufold.arrays import overlapping, overlaps_itself, share_addresses
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Size
 from gpufold.given import check_kind, is_separable
+from gpufold.outside import Margins
 from gpufold.torch.guards import end_of
-from gpufold.weights import least_weight, product_of
+from gpufold.weights import least_weight, of_elements, product_of
 from gpufold.windows import name_of_axis
 
 
@@ -79,7 +80,8 @@ def described(operation: str, name: str, tensor: Any) -> Described:
 
 def check_tensor(operation: str, name: str, tensor: Any) -> None:
     """Raise unless an argument is a tensor, and not nested."""
-    check_kind(operation, name, tensor, Tensor, "torch.Tensor", "torch.as_tensor")
+    if not isinstance(tensor, Tensor):
+        check_kind(operation, name, tensor, Tensor, "torch.Tensor", "torch.as_tensor")
     if tensor.is_nested:
         raise nested(operation, name)
 
@@ -126,6 +128,13 @@ def check_read(operation: str, **given: Tensor) -> None:
             check_stored(operation, name, tensor)
 
 
+def extended(array: Tensor, margins: Margins, mode: str) -> Tensor:
+    """Return an array padded as far as blocks extend beyond its ends; margins may be symbols."""
+    check_read("array_to_blocks", array=array)
+    result: Tensor = outside.extended(torch, partial(torch.arange, device=array.device), array, margins, mode)
+    return result
+
+
 def alive(tensor: Any) -> Any:
     """Return a tensor, unwrapped from transforms of torch.func that have ended; None stays None."""
     if is_compiling():  # needs no unwrapping, which torch 2.6 cannot trace
@@ -163,11 +172,19 @@ def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> 
     return weights
 
 
-def weighed(terms: Tensor, weights: Tensor) -> Tensor:
-    """Return elements times real weights, which multiply both parts of complex numbers."""
-    if not terms.is_complex():
-        return terms * weights
-    return torch.view_as_complex(torch.view_as_real(terms.resolve_conj()) * weights.unsqueeze(-1))
+def weighed(
+    blocks: Tensor, weights: Tensor, axes: Sequence[Tensor], sums: torch.dtype, least: float
+) -> tuple[Tensor, Tensor]:
+    """Return blocks, in the dtype of their sums, times the weights of their elements, and these weights.
+
+    Each block has a real weight, and those of a window. Both parts of complex numbers are multiplied.
+    """
+    dtype, terms = WEIGHTS[name_of(sums)], blocks.to(sums)
+    axes = [ready_weights(each, dtype) for each in axes]
+    factors: Tensor = of_elements(torch, ready_weights(weights, dtype), axes, blocks.ndim, least)
+    if not sums.is_complex:
+        return terms * factors, factors
+    return torch.view_as_complex(torch.view_as_real(terms.resolve_conj()) * factors.unsqueeze(-1)), factors
 
 
 def check_beside(operation: str, name: str, tensor: Tensor, like: str, other: Tensor) -> None:
@@ -204,12 +221,13 @@ def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -
     return tuple([ready_weights(each, WEIGHTS[call.dtype]) for each in axes])
 
 
-def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
+def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     """Return positions as a tensor; other positions are copied, so that later changes have no effect."""
     if _C._are_functorch_transforms_active() and has_tensors(positions):
         positions = stacked(positions)
     if not isinstance(positions, Tensor):
-        taken = arrays.as_positions(operation, np, positions, array, like)
+        check_tensor(operation, "array", array)
+        taken = arrays.as_positions(operation, np, positions, array)
         return torch.from_numpy(taken if type(positions) in (list, tuple) else taken.copy()).to(array.device)
     check_tensor(operation, "positions", positions)
     return positions[:, None] if positions.ndim == 1 else positions
