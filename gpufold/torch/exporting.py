@@ -20,6 +20,7 @@ from gpufold.torch.tensors import is_in_aten, name_of
 from gpufold.weights import counted
 
 Sizes: TypeAlias = list[Any]  # ints, symbols or torch.jit.trace's tensors, one per axis
+Weigh: TypeAlias = Callable[[Tensor, Sizes], Tensor]  # multiplies columns by the weights of a block
 Fold: TypeAlias = Callable[..., Tensor]  # sums columns (N, C*taps, blocks) into an image, by the sizes of `col2im`
 
 
@@ -136,30 +137,23 @@ def _over_the_ends(size: Sizes, kernel: Sizes, strides: Sizes, over: bool) -> tu
     return strides, [over_the_end(*each) for each in zip(size, kernel, strides, strict=True)]
 
 
-def _to_columns(weigh: Callable[[Tensor, Sizes], Tensor], image: Tensor, kernel: Sizes, *steps: Sizes) -> Tensor:
-    rank = len(kernel)
-    lead = image.ndim - rank
-    blocks = _taken(image, kernel, *steps)
-    columns = blocks.permute(*range(lead), *range(lead, blocks.ndim, 2), *range(lead + 1, blocks.ndim, 2))
-    count = prod(columns.shape[lead + rank :])
+def _to_columns(weigh: Weigh, image: Tensor, kernel: Sizes, *steps: Sizes) -> Tensor:
+    lead = image.ndim - len(kernel)
+    columns = _taken(image, kernel, *steps)
+    count = prod(columns.shape[lead + len(kernel) :])
     return weigh(columns.reshape(*image.shape[: lead - 1], image.shape[lead - 1] * prod(kernel), count), kernel)
 
 
-def _to_blocks(
-    weigh: Callable[[Tensor, Sizes], Tensor], array: Tensor, kernel: Sizes, strides: Sizes, over: bool = False
-) -> Tensor:
+def _to_blocks(weigh: Weigh, array: Tensor, kernel: Sizes, strides: Sizes, over: bool = False) -> Tensor:
     rank, lead = len(kernel), array.ndim - len(kernel)
     strides, ends = _over_the_ends(array.shape[lead:], kernel, strides, over)
     steps = kernel, strides, [1] * rank, [0] * rank, ends
-    blocks = _taken(array, *steps)
-    order = *range(lead), *range(lead, blocks.ndim, 2), *range(lead + 1, blocks.ndim, 2)
-    columns = blocks.permute(order)
+    columns = _taken(array, *steps)
     weighed = weigh(columns.reshape(-1, prod(kernel), prod(columns.shape[lead + rank :])), kernel)
     weighed = weighed.reshape(columns.shape)
     if over:  # zeros have no weight
-        weighed = weighed.where(_taken(torch.ones_like(array, dtype=torch.bool), *steps).permute(order), 0)
-    back = *range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank)
-    return weighed.permute(back).contiguous()
+        weighed = weighed.where(_taken(torch.ones_like(array, dtype=torch.bool), *steps), 0)
+    return weighed.permute(*range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank)).contiguous()
 
 
 def _places(taps: Any, blocks: Any, stride: Any, dilation: Any, device: torch.device) -> Tensor:
@@ -169,7 +163,7 @@ def _places(taps: Any, blocks: Any, stride: Any, dilation: Any, device: torch.de
 
 
 def _taken(image: Tensor, kernel: Sizes, strides: Sizes, dilations: Sizes, begins: Sizes, ends: Sizes) -> Tensor:
-    """Return an image with each spatial axis split into two: taps and blocks."""
+    """Return the blocks of an image, of shape (*lead, *kernel, *num_blocks)."""
     lead = image.ndim - len(kernel)
     image = _padded(image, begins, ends)
     for axis in reversed(range(len(kernel))):
@@ -177,7 +171,7 @@ def _taken(image: Tensor, kernel: Sizes, strides: Sizes, dilations: Sizes, begin
         blocks = (shape[dim] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1
         places = _places(kernel[axis], blocks, strides[axis], dilations[axis], image.device)
         image = image.index_select(dim, places).reshape([*shape[:dim], kernel[axis], blocks, *shape[dim + 1 :]])
-    return image
+    return image.permute(*range(lead), *range(lead, image.ndim, 2), *range(lead + 1, image.ndim, 2))
 
 
 def _padded(image: Tensor, begins: Sizes, ends: Sizes) -> Tensor:
