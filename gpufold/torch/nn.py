@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from inspect import signature, unwrap
 from typing import Any, NoReturn
 
@@ -151,16 +150,14 @@ class _Windowed(nn.Module):
         self.__module__ = nn.Fold.__module__  # of the instance: torch.fx treats torch's modules as leaves
         if isinstance(window, Tensor):
             check_tensor(type(self).__name__, "window", window)
-        self._separable = is_separable(window)
-        self._axes = 0
-        axes: Iterable[Any] = () if window is None else window if self._separable else (window,)
-        for each in axes:
-            name = f"window_{self._axes}" if self._separable else "window"
+        axes = weights_of(window)
+        self._separable, self._axes = is_separable(window), len(axes)
+        for axis, each in enumerate(axes):
+            name = f"window_{axis}" if self._separable else "window"
             if isinstance(each, nn.Parameter):
                 self.register_parameter(name, each)
             else:
                 self.register_buffer(name, self._copied(each), persistent=False)
-            self._axes += 1
 
     def _copied(self, weights: Any) -> Tensor:
         """Return a copy of weights; tensors that require gradients are kept, so that they are learned."""
