@@ -268,9 +268,8 @@ def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any]
             first = 1 if call.operation == "take_blocks" else 0
             return xp.apply(call, xp.moveaxis(data, data_dim, 0), window, positions), first
         if data_dim is None:
-            data = xp.broadcast_to(
-                data.reshape(data.shape[0], 1, *data.shape[1:]), (data.shape[0], size, *data.shape[1:])
-            )
+            count, *rest = data.shape
+            data = xp.broadcast_to(data.reshape(count, 1, *rest), (count, size, *rest))
         else:
             data = xp.moveaxis(data, data_dim, 1)
         out = xp.broadcast_to(out, (size, *out.shape)) if out_dim is None else xp.moveaxis(out, out_dim, 0)

@@ -80,8 +80,7 @@ def col2im(
             f"got rank {len(input.shape)}: shape {input.shape}"
         )
     image: Any = as_integers("onnx.col2im", "image_shape", image_shape)
-    begins: Any = 0
-    ends: Any = 0
+    steps: Any = {"strides": 1 if strides is None else strides, "dilations": 1 if dilations is None else dilations}
     if pads is not None:
         values = as_integers("onnx.col2im", "pads", pads)
         rank = 0 if isinstance(image, int) else len(image)
@@ -90,9 +89,7 @@ def col2im(
                 f"onnx.col2im: pads must have {2 * rank} values, the begins of the {rank} axes of image_shape and "
                 f"then those after them, got {shown(values)}"
             )
-        begins, ends = values[:rank], values[rank:]
-    steps: Any = {"strides": 1 if strides is None else strides, "dilations": 1 if dilations is None else dilations}
-    steps |= {"pads_begin": begins, "pads_end": ends}
+        steps |= {"pads_begin": values[:rank], "pads_end": values[rank:]}
     try:
         result: ArrayT = sliding.col2im(
             input, image, block_shape, **steps, out=out, variant=variant, deterministic=deterministic
