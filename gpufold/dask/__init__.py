@@ -26,8 +26,7 @@ except ImportError as error:
     raise extras.missing("gpufold.dask", "dask", "dask") from error
 
 from gpufold.dask.positions import add_blocks, average, take_blocks
-from gpufold.dask.sliding import array_to_blocks, blocks_to_array, col2im, im2col
-from gpufold.dask.space import batch_to_space, space_to_batch
+from gpufold.dask.sliding import array_to_blocks, batch_to_space, blocks_to_array, col2im, im2col, space_to_batch
 from gpufold.dask.stitching import stitch
 
 __all__ = [

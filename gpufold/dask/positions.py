@@ -54,14 +54,6 @@ def add_blocks(
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
-    >>> import dask.array as da, numpy as np, gpufold.dask
-    >>> image = da.zeros((3, 6), chunks=(3, 3), dtype=np.float32)
-    >>> tiles = da.ones((2, 2, 3), chunks=(1, 2, 3), dtype=np.float32)
-    >>> gpufold.dask.add_blocks(image, tiles, [(0, 0), (1, 2)]).compute()
-    array([[1., 1., 1., 0., 0., 0.],
-           [1., 1., 2., 1., 1., 0.],
-           [0., 0., 1., 1., 1., 0.]], dtype=float32)
-
     Each chunk of the result reads the chunk of `array` and the blocks that overlap it. `blocks` is rechunked if a chunk
     ends inside a block. Positions are a numpy.ndarray or a sequence, because the graph depends on them. Window and
     weights are of the chunks' library. Errors are raised when the function is called.
@@ -102,15 +94,6 @@ def take_blocks(
     """Extract blocks at arbitrary positions: `gpufold.take_blocks`, lazily.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
-
-    >>> import dask.array as da, gpufold.dask
-    >>> image = da.arange(12, chunks=4).reshape(3, 4)
-    >>> gpufold.dask.take_blocks(image, [(0, 1), (2, -1)], (2, 3), chunks=1).compute()
-    array([[[1, 2, 3],
-            [5, 6, 7]],
-    <BLANKLINE>
-           [[0, 8, 9],
-            [0, 0, 0]]])
 
     Each chunk reads only the elements of its blocks, so positions may be in any order. `chunks` counts blocks: one
     value, or a sequence of one. Leading axes keep their chunks. Positions and window are as in `add_blocks`.
@@ -154,12 +137,7 @@ def take_blocks(
 
 @answers
 @linked
-def average(
-    numerator: da.Array,
-    weight: da.Array,
-    *,
-    variant: Variant = "auto",
-) -> da.Array:
+def average(numerator: da.Array, weight: da.Array, *, variant: Variant = "auto") -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
@@ -192,18 +170,14 @@ def average(
 
 def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, Any]:
     """Return an array padded as far as blocks reach, and their positions in it."""
-    geometry = geometry_of(call, PositionsGeometry)
-    margins = []
-    sizes = np.array(geometry.size)
-    far, period = (
-        (positions < -sizes) | (positions > sizes),
-        [period_of(size, call.fusion.mode) for size in geometry.size],
-    )
+    geometry, mode = geometry_of(call, PositionsGeometry), call.fusion.mode
+    sizes, period = np.array(geometry.size), [period_of(size, mode) for size in geometry.size]
+    far = (positions < -sizes) | (positions > sizes)
     positions = np.where(far, positions % period, positions)
-    for size, side, places in zip(geometry.size, geometry.block_shape, positions.T, strict=True):
-        margins.append((max(0, -places.min(initial=0)), max(0, places.max(initial=0) + side - size)))
-    array = extended(da, np.arange, array, margins, call.fusion.mode)
-    return known_array("take_blocks", "array", array), positions + [begin for begin, _ in margins]
+    begins = -positions.min(axis=0, initial=0)
+    ends = (positions.max(axis=0, initial=0) + geometry.block_shape - sizes).clip(0)
+    array = extended(da, np.arange, array, zip(begins.tolist(), ends.tolist(), strict=True), mode)
+    return known_array("take_blocks", "array", array), positions + begins
 
 
 def _weights_of_blocks(call: Call, blocks: Any, weights: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sliding blocks: `col2im`, `im2col`, `blocks_to_array` and `array_to_blocks`.
+"""Blocks on a grid: `col2im`, `im2col`, `blocks_to_array`, `array_to_blocks`, `batch_to_space` and `space_to_batch`.
 
 Each chunk of a result is computed from one piece of the input. Pieces overlap at the seams.
 """
@@ -14,21 +14,11 @@ from typing import TYPE_CHECKING, Any
 import dask.array as da
 import numpy as np
 
-from gpufold import blocks, sliding
+from gpufold import blocks, sliding, space
 from gpufold.arrays import library_of, result_dtype
 from gpufold.calls import Call, Reduction, Variant
 from gpufold.compute import run
-from gpufold.dask.chunks import (
-    Chunks,
-    axes_of,
-    cut_result,
-    geometry_of,
-    known_array,
-    lazily,
-    spans_of,
-    whole,
-    zeros,
-)
+from gpufold.dask.chunks import Chunks, axes_of, cut_result, geometry_of, known_array, lazily, spans_of, whole, zeros
 from gpufold.geometry import (
     Axis,
     BlocksGeometry,
@@ -61,16 +51,10 @@ else:
 def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
     """Each chunk of the image reads the blocks that overlap it.
 
-    >>> import dask.array as da, numpy as np, gpufold.dask
-    >>> columns = da.ones((1, 4, 9), chunks=(1, 4, 3), dtype=np.int32)  # one channel of 2x2 blocks, 3x3 of them
-    >>> image = gpufold.dask.col2im(columns, (4, 4), (2, 2), chunks=(2, 4))
-    >>> image.chunks
+    >>> import dask.array as da, gpufold.dask
+    >>> columns = da.ones((1, 4, 9), chunks=(1, 4, 3))  # one channel of 2x2 blocks, 3x3 of them
+    >>> gpufold.dask.col2im(columns, (4, 4), (2, 2), chunks=(2, 4)).chunks
     ((1,), (1,), (2, 2), (4,))
-    >>> image.compute()[0, 0]
-    array([[1, 2, 2, 1],
-           [2, 4, 4, 2],
-           [2, 4, 4, 2],
-           [1, 2, 2, 1]], dtype=int32)
 
     `data` is rechunked if a chunk ends inside a channel's kernel elements or a row of blocks (along the first axis).
 
@@ -95,8 +79,7 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
 
     >>> import dask.array as da, gpufold.dask
     >>> image = da.arange(9, chunks=3).reshape(1, 3, 3)
-    >>> columns = gpufold.dask.im2col(image, (2, 2), chunks=1)
-    >>> columns.chunks
+    >>> gpufold.dask.im2col(image, (2, 2), chunks=1).chunks
     ((4,), (2, 2))
 
     `chunks` counts rows of blocks, along the first axis: one value, or a sequence of one.
@@ -119,12 +102,6 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
 def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> da.Array:
     """Each chunk of the array reads the blocks that overlap it.
 
-    >>> import dask.array as da, gpufold.dask
-    >>> array = da.arange(7, chunks=4)
-    >>> blocks = gpufold.dask.array_to_blocks(array, (3,), strides=2)
-    >>> gpufold.dask.blocks_to_array(blocks, (7,), (3,), strides=2, chunks=4).compute()
-    array([0, 1, 4, 3, 8, 5, 6])
-
     `blocks` is rechunked if a chunk ends inside a block. `chunks` are those of the spatial axes, as in `col2im`.
     """
     geometry = geometry_of(call, BlocksGeometry)
@@ -141,8 +118,7 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
     """Each chunk of the blocks reads the elements under it.
 
     >>> import dask.array as da, gpufold.dask
-    >>> blocks = gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), strides=2, chunks=2)
-    >>> blocks.chunks
+    >>> gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), strides=2, chunks=2).chunks
     ((2, 1), (3,))
 
     `chunks` are those of the axes that count blocks; blocks are never split.
@@ -158,6 +134,39 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
         return zeros(call, array, cut)
     spans = [spans_of(sizes) for sizes in cut[lead : lead + rank]]
     return unfold(call, array, spans, cut, weights, new_axis=list(range(lead + rank, lead + 2 * rank)))
+
+
+@lazily(space.batch_to_space)
+def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
+    """Each chunk reads ``prod(block_shape)`` parts of the batch.
+
+    The batch keeps the chunks of its first images in `data`; `chunks` are those of the other axes, as in `col2im`.
+    """
+    geometry = geometry_of(call, SpaceGeometry)
+    images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
+    lead = (images or [data])[0].chunks[:1]
+    cut = cut_result(call, lead, chunks, geometry.array_shape, data)
+    if 0 in data.shape or 0 in geometry.array_shape:
+        return zeros(call, data, cut)
+    batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
+    return fold(call, batches, 2, [0], cut)
+
+
+@lazily(space.space_to_batch)
+def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
+    """Keep the chunks of `data` along the batch, once for each element of a block.
+
+    `chunks` are those of the other axes, as in `col2im`.
+    """
+    geometry = geometry_of(call, SpaceGeometry)
+    taps = prod(geometry.block_shape)
+    lead = ((taps,), data.chunks[0])
+    cut = cut_result(call, lead, chunks, (taps, geometry.batch, *geometry.num_blocks), data)
+    if 0 in data.shape:
+        return zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
+    batches = unfold(call, data, [spans_of(sizes) for sizes in cut[2:]], cut, new_axis=[0])
+    batch: da.Array = da.concatenate(list(batches))
+    return batch
 
 
 # ---------------------------------------------------------------------------------------------

@@ -46,12 +46,7 @@ KINDS: dict[type[Exception], type[Exception]] = {
 """What is raised in place of an error; other errors, such as a compiler's, are raised unchanged."""
 
 
-_AS_TORCH = {
-    "strides": "stride",
-    "dilations": "dilation",
-    "pads_begin": "padding",
-    "pads_end": "padding",
-}
+_AS_TORCH = {"strides": "stride", "dilations": "dilation", "pads_begin": "padding", "pads_end": "padding"}
 NAMES = {
     "fold": {"col2im": "fold", "data": "input", **_AS_TORCH},
     "unfold": {"im2col": "unfold", "image": "input", **_AS_TORCH},
