@@ -13,9 +13,9 @@ divisors, the sums of weights, as constants: its window has no gradient, unlike 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,8 @@ ADJOINTS = {
 ADJOINTS |= {adjoint: operation for operation, adjoint in ADJOINTS.items()}
 
 
-class Library(Protocol):
+@dataclass(frozen=True)
+class Library:
     """Functions of an array library that the adjoints need; each library represents a window in its own way."""
 
     where: Callable[..., Any]
@@ -43,29 +44,22 @@ class Library(Protocol):
     concatenate: Callable[..., Any]
     moveaxis: Callable[..., Any]
     broadcast_to: Callable[..., Any]
+    split: Callable[[Any, Sequence[int], int], Sequence[Any]]
+    """Splits an array into parts of the given sizes along an axis."""
+    apply: Callable[..., Any]
+    """Computes a call differentiably: (call, data, window, positions, out)."""
+    axes_of: Callable[[Call, Any], tuple[Any, ...]]
+    """Returns the arrays of a window; an empty tuple if there is no window."""
+    window_of: Callable[[Sequence[Any]], Any]
+    """Returns the window that consists of these arrays."""
+    cast: Callable[[Any, str], Any]
+    """Returns an array of the named dtype."""
+    full: Callable[[Size, int, str, Any], Any]
+    """Returns an array of a shape, filled with a value, of the named dtype, on the device of another."""
+    paired: Callable[[Any], Any]
+    """Returns an array's conjugate or the array itself, whichever the library multiplies complex gradients by."""
     constant: str
     """How to pass a window without a gradient, for messages."""
-
-    def split(self, array: Any, sizes: Sequence[int], axis: int) -> Sequence[Any]:
-        """Split an array into parts of the given sizes along an axis."""
-
-    def apply(self, call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
-        """Compute a call differentiably."""
-
-    def axes_of(self, call: Call, window: Any) -> tuple[Any, ...]:
-        """Return the arrays of a window; an empty tuple if there is no window."""
-
-    def window_of(self, axes: Sequence[Any]) -> Any:
-        """Return the window that consists of these arrays."""
-
-    def cast(self, array: Any, dtype: str) -> Any:
-        """Return an array of the named dtype."""
-
-    def full(self, shape: Size, value: int, dtype: str, like: Any) -> Any:
-        """Return an array filled with a value, on the device of another."""
-
-    def paired(self, array: Any) -> Any:
-        """Return an array's conjugate or the array itself, whichever the library multiplies complex gradients by."""
 
 
 def check_gradient(xp: Library, operation: str, reduction: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -42,7 +41,7 @@ def parted(call: Call, operands: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
     return data, tuple(rest) or None, positions, out
 
 
-JAX: Any = SimpleNamespace(
+JAX = adjoints.Library(
     **{name: getattr(jnp, name) for name in ("where", "sign", "stack", "concatenate", "moveaxis", "broadcast_to")},
     split=lambda array, sizes, axis: jnp.split(array, np.cumsum(sizes[:-1]), axis),
     apply=apply,
@@ -53,7 +52,7 @@ JAX: Any = SimpleNamespace(
     paired=lambda array: array,
     constant="jax.lax.stop_gradient(window)",
 )
-"""JAX as a `gpufold.adjoints.Library`; a window is a tuple of arrays."""
+"""JAX, where a window is a tuple of arrays."""
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:

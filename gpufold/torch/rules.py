@@ -8,7 +8,6 @@ turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -137,7 +136,7 @@ def sizes_of(call: Call) -> list[list[int]]:
     return [list(geometry.block_shape)] if call.operation == "take_blocks" else []
 
 
-TORCH: Any = SimpleNamespace(
+TORCH = adjoints.Library(
     where=torch.where,
     sign=torch.sign,
     stack=torch.stack,
@@ -153,7 +152,7 @@ TORCH: Any = SimpleNamespace(
     paired=Tensor.conj,
     constant="window.detach()",
 )
-"""torch as a `gpufold.adjoints.Library`; a window is joined."""
+"""torch, where a window is joined."""
 
 
 def batched(
