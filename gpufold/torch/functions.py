@@ -49,13 +49,15 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
     def computed(*given: Any, **named: Any) -> Tensor:
         if len(given) > most or (named and not named.keys() <= known):
             raise like.refused()
+        by_block = named.pop("weights", None)
         if len(given) < count:
-            given = (*given, *[named.pop(each, None) for each in arrays[len(given) :]])
+            if not named.keys() >= {*arrays[len(given) :]}:
+                describe(*given, **named)  # raises
+            given = (*given, *[named.pop(each) for each in arrays[len(given) :]])
         traced, places = is_traced(*given[:elements]), None
         if placed:
             convert = operators.as_positions if traced else tensors.as_positions
             places = convert(name, given[elements], given[0])
-        by_block = named.pop("weights", None)
         if by_block is not None:  # blocks are multiplied first
             terms, _ = _weighed(traced, given[0], given[1], places, named.pop("window", None), by_block)
             return computed(given[0].to(terms.dtype), terms, places, **named).to(given[0].dtype)
