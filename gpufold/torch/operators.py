@@ -27,7 +27,7 @@ from gpufold import geometry as sized
 from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
-from gpufold.elements import average_dtype, check_floats, check_sums, dtype_name
+from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
 from gpufold.geometry import as_integers, over_the_end, sequence
 from gpufold.given import shown, word
 from gpufold.gpu.registry import check_name
@@ -156,13 +156,14 @@ def per_axis(value: Any, rank: int) -> list[Any]:
 
 def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> Tensor:
     """Call an operator with the arguments of a function, as the caller gave them, and positions as a tensor."""
-    what, last, fill = OPERATIONS[operation].data, values.get("last", "drop"), values.get("fill_value")
+    what, variant = OPERATIONS[operation].data, values["variant"]
     data, window = values[what], values.get("weight", values.get("window"))
+    last, fill = values.get("last", "drop"), values.get("fill_value")
     tensors.check_tensor(operation, what, data)
     if last not in ("drop", "over") or fill:
         raise TypeError(f"{operation}: under a compiler, last must be 'drop' or 'over' and fill_value None or 0")
     reduction = values["mode"] if operation == "take_blocks" else values.get("reduction", "sum")
-    for chosen in (reduction, variant := values["variant"]):
+    for chosen in (reduction, variant):
         if not isinstance(chosen, str):
             raise TypeError(f"{operation}: reduction, mode and variant are names, got {shown(chosen)}")
     sizes = _lists_of_sizes(operation, data, positions, values)
@@ -172,8 +173,15 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
             along = zip(data.shape[data.ndim - len(sizes[0]) :], *sizes, strict=True)
             data, last = tensors.extended(data, [(0, over_the_end(*each)) for each in along], mode), "drop"
     out = values["array"] if operation == "add_blocks" else None
-    data, separable = _in_dtype_of_sums(operation, data, out, values.get("dtype"), reduction, window), False
+    data = _in_dtype_of_sums(operation, data, out, values.get("dtype"), reduction, window)
+    separable = False
     if window is not None:
+        if not ELEMENT_TYPES[name_of(data.dtype)].weight:
+            needs = f"{what} must be" if operation == "average" else f"window needs {what}"
+            raise TypeError(
+                f"{operation}: {needs} of floats or complex numbers, got dtype {name_of(data.dtype)}; "
+                f"convert it with {what}.to"
+            )
         argument, axes = "weight" if operation == "average" else "window", tensors.weights_of(window)
         for each in axes:
             tensors.check_real(operation, argument, each)
@@ -195,19 +203,21 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
 
 def _lists_of_sizes(operation: str, data: Tensor, positions: Tensor | None, values: dict[str, Any]) -> list[list[Any]]:
     """Return the sizes that an operator takes, one value per axis, from those that the caller gave."""
-    sizes, rank = {name: values[name] for name in SIZES[operation]}, 0
+    sizes = {name: values[name] for name in SIZES[operation]}
+    if not sizes:
+        return []
     if positions is not None:
         rank = positions.shape[-1]
     elif operation in MARGINS:
         rank = data.ndim
         for name, size in [*sizes.items()][1:]:  # an integer is the margin of all axes but the batch
             sizes[name] = [0, *[size] * (rank - 1)] if is_integer(size) else size
-    elif sizes:
+    else:
         by = AXES_BY.get(operation, "block_shape")
-        if "last" in values:
-            sizes[by] = per_axis(sizes[by], len(values.get("output_shape", data.shape)))
-        elif is_integer(sizes[by]):
+        if is_integer(sizes[by]) and "last" not in values:
             sequence(operation, by, int(sizes[by]))  # raises
+        if is_integer(sizes[by]):
+            sizes[by] = per_axis(sizes[by], len(values.get("output_shape", data.shape)))
         rank = len(sizes[by])
     if not (is_compiling() or is_tracing()):
         sizes = {name: checked_size(operation, name, size) for name, size in sizes.items()}
