@@ -15,6 +15,7 @@ from gpufold import blocks, calls, outside, positions, sliding, space
 from gpufold.arrays import check_bytes
 from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
+from gpufold.elements import check_sums
 from gpufold.given import is_separable, word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX
@@ -184,7 +185,9 @@ def _weighed(
     name = "add_blocks"
     for argument, tensor in (("array", array), ("blocks", blocks), ("weights", weights)):
         tensors.check_tensor(name, argument, tensor)
-    check_block_weights(name, weights, tensors.name_of(array.dtype), len(blocks))
+    of_blocks, of_array = tensors.name_of(blocks.dtype), tensors.name_of(array.dtype)
+    check_sums(name, of_blocks, of_array, "array must have the result's dtype")
+    check_block_weights(name, weights, of_array, len(blocks))
     tensors.check_read(name, array=array, blocks=blocks, weights=weights)
     axes, block = tensors.weights_of(window), tuple(blocks.shape[blocks.ndim - places.shape[-1] :])
     for each in axes:
@@ -196,6 +199,6 @@ def _weighed(
     wanted = [(side,) for side in block] if is_separable(window) else [block]
     if axes and [tuple(each.shape) for each in axes] != wanted:
         raise ValueError(f"{name}: window must have the shape {block} of a block, or be one array per axis")
-    dtype = tensors.WEIGHTS[tensors.name_of(array.dtype)]
+    dtype = tensors.WEIGHTS[of_array]
     least = least_weight(dtype.itemsize, "mean") if summed else 0.0
     return tensors.weighed(blocks, weights, axes, array.dtype if array.dtype.is_complex else dtype, least)
