@@ -86,7 +86,7 @@ def test_map_tiles_is_monais_sliding_window_inference(size, tile, overlap, paddi
 @pytest.mark.alone
 def test_labels_of_many_classes_are_made_slab_by_slab():
     """MONAI has the scores of all classes at once; of map_tiles they are those of the rows that tiles reach."""
-    classes, size, tile = 24, (384, 48, 48), (16, 32, 32)
+    classes, size, tile = 24, (192, 48, 48), (16, 32, 32)
     image, weight = torch.from_numpy(noise(1, *size)), torch.from_numpy(noise(classes, 1, 3, 3, 3))
     network, inferers = partial(torch.nn.functional.conv3d, weight=weight, padding=1), client("monai.inferers")
     window = client("monai.data.utils").compute_importance_map(tile, mode="gaussian")
