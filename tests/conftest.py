@@ -17,7 +17,6 @@ from processes import python
 
 from gpufold import elements, keeping, threads
 from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
-from gpufold.geometry import tiles as sections
 
 
 @cache
@@ -121,10 +120,9 @@ def way(request, monkeypatch):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "last" in request.param:
-        for module in (folding, tiles):
-            monkeypatch.setattr(
-                module, "on_threads", lambda kind, size, work, *ways: threads.on_threads(kind, size, work, *ways[-1:])
-            )
+        monkeypatch.setattr(
+            folding, "on_threads", lambda kind, size, work, *ways: threads.on_threads(kind, size, work, *ways[-1:])
+        )
     if "tiled" in request.param:
         monkeypatch.setenv("OMP_NUM_THREADS", "5" if "flat" in request.param else "2")
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
@@ -132,7 +130,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(tiles, "CACHE_BYTES", 1)
         monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
-        monkeypatch.setattr(sections, "LINE_BYTES", 8)
+        monkeypatch.setattr(tiles, "LINE_BYTES", 8)
         monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
         monkeypatch.setattr(folding, "STEP_BYTES", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)

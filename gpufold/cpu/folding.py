@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
@@ -17,11 +17,11 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
+from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
-from gpufold.geometry.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
@@ -79,10 +79,13 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
-    ways = fold_ways(columns, image, axes, treatment)
+
+    def on(threads: int, limit: int, way: Way) -> None:
+        tiles.on_tiles(threads, limit, _fold_tile, columns, image, axes, way, treatment)
+
     with nullcontext() if treatment.move else np.errstate(all="ignore"):
         # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        tiles.for_each_tile(_fold_tile, columns, image, axes, ways, treatment)
+        _on_threads(on, fold_ways(columns, image, axes, treatment), columns, image, axes, fold)
 
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], way: Way, treatment: Treatment) -> None:
@@ -119,11 +122,23 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         def on(threads: int, way: _UnfoldWay, limit: int) -> None:
             way(image, columns, axes, weights, threads, limit)
 
-        size = max(columns.nbytes, image.nbytes)
-        if is_short(size):
-            return on(1, *ways[0])
-        kind = (unfold, axes, columns.dtype, columns.shape, image.strides, columns.strides, weights is None)
-        on_threads(kind, size, on, *ways)
+        _on_threads(on, ways, columns, image, axes, unfold, weights is None)
+
+
+def _on_threads(
+    on: Callable[..., None],
+    ways: Sequence[tuple[Any, ...]],
+    columns: Array,
+    image: Array,
+    axes: tuple[Axis, ...],
+    *kind: Any,
+) -> None:
+    """Call on(threads, *way) with the fastest of the ways for calls of a kind, on arrays with this layout."""
+    size = max(columns.nbytes, image.nbytes)
+    if is_short(size):
+        return on(1, *ways[0])
+    kind += (axes, columns.dtype, columns.shape, image.strides, columns.strides)
+    on_threads(kind, size, on, *ways)
 
 
 _UnfoldWay: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
