@@ -249,22 +249,16 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
     rank = first.shape[1]
     size, side = array.shape[-rank:], blocks.shape[-rank:]
     partial = np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1))
-    missed = set(partial.tolist())
+    for number in partial.tolist():
+        if nearest:
+            _take_beyond(array, blocks, first, weights, True, np.array([number]))
+        else:
+            blocks[number] = np.zeros((), blocks.dtype)
     for number, pixels, met in _placed(first, side, size):
         if weights is None:
             copy_rows(array[pixels], blocks[number][met])
         else:
             multiply(array[pixels], weights[met], blocks[number][met])
-        if number in missed and not nearest:
-            missed.remove(number)
-            for axis, part in enumerate(met[1:]):
-                for beyond in (slice(part.start), slice(part.stop, None)):
-                    blocks[(number, ..., beyond, *(ALL,) * (rank - 1 - axis))] = np.zeros((), blocks.dtype)
-    for number in missed:
-        if nearest:
-            _take_beyond(array, blocks, first, weights, True, np.array([number]))
-        else:
-            blocks[number] = np.zeros((), blocks.dtype)
 
 
 def _take_beyond(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool, few: Array) -> None:
