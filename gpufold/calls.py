@@ -12,7 +12,7 @@ from marshal import dumps
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from gpufold import geometry as sizes
-from gpufold.coverage import check_covered, check_fill_value
+from gpufold.coverage import check_covered
 from gpufold.elements import (
     ELEMENT_TYPES,
     ElementType,
@@ -25,7 +25,7 @@ from gpufold.elements import (
 )
 from gpufold.geometry import BlocksGeometry, Geometry, Size
 from gpufold.geometry.integers import MARSHAL, MOST_KEPT
-from gpufold.given import flag, kind_of, shown, word
+from gpufold.given import check_number, flag, kind_of, shown, word
 from gpufold.outside import BY_INDEX
 
 
@@ -134,7 +134,11 @@ class Call(NamedTuple):
     def covering(self, fill: object) -> Call:
         """Return this call; raise if an average leaves elements uncovered and no fill value is given."""
         if fill is not None:
-            check_fill_value(self.operation, fill, self.dtype, self.fusion.accumulate)
+            check_number(self.operation, "fill_value", fill, self.dtype)
+            if self.fusion.accumulate:
+                raise ValueError(
+                    f"{self.operation}: accumulate=True leaves what no block covers in out, got a fill_value"
+                )
         elif self.fusion.reduction != "sum" and not self.fusion.accumulate:
             check_covered(self.operation, self.geometry, self.fusion.reduction)
         return self
@@ -455,10 +459,8 @@ def checked(
     operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
     """Check the dtype of the argument named `data` and the fused arithmetic; return the dtype's name and a `Fusion`."""
-    reduction, accumulate = (
-        word(operation, "reduction", reduction, REDUCTIONS),
-        flag(operation, "accumulate", accumulate),
-    )
+    reduction = word(operation, "reduction", reduction, REDUCTIONS)
+    accumulate = flag(operation, "accumulate", accumulate)
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
         check_dtype(operation, data, dtype, strings=hasattr(dtype, "kind"))  # there are no tensors of strings

@@ -7,14 +7,6 @@ from typing import Any
 import numpy as np
 
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, over_the_end
-from gpufold.given import check_number
-
-
-def check_fill_value(operation: str, fill: object, dtype: str, accumulate: bool) -> None:
-    """Raise unless `fill` is a number of the dtype, for the uncovered elements of a new result."""
-    check_number(operation, "fill_value", fill, dtype)
-    if accumulate:
-        raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
 
 
 def check_covered(operation: str, geometry: Any, reduction: str) -> None:

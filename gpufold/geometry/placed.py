@@ -37,8 +37,8 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     (8, 9)
     """
     operation = "add_blocks"
-    count, rank = _positions_shape(operation, positions_shape)
-    lead = _leading_axes(operation, "array", array_shape, positions_shape)
+    count, rank = _count_and_rank(operation, array_shape, positions_shape)
+    lead = len(array_shape) - rank
     if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
         expected = ", ".join(map(str, (count, *array_shape[:lead])))
         raise ValueError(
@@ -58,33 +58,28 @@ def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: 
     (7, 3, 8, 9)
     """
     operation = "take_blocks"
-    count, rank = _positions_shape(operation, positions_shape)
-    lead = _leading_axes(operation, "array", array_shape, positions_shape)
+    count, rank = _count_and_rank(operation, array_shape, positions_shape)
+    lead = len(array_shape) - rank
     block = expand(operation, "block_shape", block_shape, rank, f"positions of shape {positions_shape}")
     check_at_least(operation, "block_shape", block, 1, "spatial axis")
     check_axes(operation, "block_shape", block, 1 + len(array_shape), f"blocks of an array of {len(array_shape)}")
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], block)
 
 
-def _positions_shape(operation: str, positions_shape: Size) -> tuple[int, int]:
-    """Return the number of positions and of spatial axes."""
+def _count_and_rank(operation: str, array_shape: Size, positions_shape: Size) -> tuple[int, int]:
+    """Return the number of positions and of spatial axes, or raise if an array has fewer axes."""
     if len(positions_shape) != 2 or not positions_shape[1]:
         raise ValueError(
             f"{operation}: positions must be (number of blocks, number of spatial axes), at least one axis, "
             f"got shape {positions_shape}"
         )
-    return positions_shape[0], positions_shape[1]
-
-
-def _leading_axes(operation: str, name: str, array_shape: Size, positions_shape: Size) -> int:
-    """Return the number of an array's axes before the spatial ones."""
-    rank = positions_shape[1]
+    count, rank = positions_shape
     if len(array_shape) < rank:
         raise ValueError(
-            f"{operation}: {name} must be (*lead, *size) with {rank} axes of size, one per column of positions "
+            f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per column of positions "
             f"of shape {positions_shape}, got rank {len(array_shape)}: shape {array_shape}"
         )
-    return len(array_shape) - rank
+    return count, rank
 
 
 class AverageGeometry(OnAxes):
