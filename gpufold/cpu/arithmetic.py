@@ -121,10 +121,12 @@ def multiply(elements: Array, weights: Array | None, products: Array) -> None:
         np.multiply(part, weights, result, casting="unsafe")
 
 
-def divide(elements: Array, divisor: Array, quotients: Array | None = None) -> None:
-    """Divide by real numbers, component by component, in place or rounded once to the quotients' dtype."""
-    for part, quotient in _parts(elements, elements if quotients is None else quotients):
+def divide(elements: Array, divisor: Array, bare: Array | None, quotients: Array) -> None:
+    """Divide by real numbers, component by component, rounded once; store zero where `bare` is true."""
+    for part, quotient in _parts(elements, quotients):
         np.divide(part, divisor, quotient, casting="unsafe")
+    if bare is not None:
+        np.copyto(quotients, np.zeros((), quotients.dtype), where=bare)
 
 
 def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:

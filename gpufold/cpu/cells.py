@@ -73,18 +73,13 @@ class CellPiece(NamedTuple):
         return image[self.pixels].reshape(image.shape[:2] + self.shape, copy=False)
 
 
-class CellWay(NamedTuple):
-    """How a tile is processed by cells."""
-
-    order: tuple[int, ...]
-    """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`."""
-    pieces: tuple[CellPiece, ...]
-
-
 @kept
-def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int, ...], moves: bool = False) -> CellWay:
+def cell_way(
+    axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int, ...], moves: bool = False
+) -> tuple[tuple[int, ...], tuple[CellPiece, ...]]:
     """Pair cells and columns, phase by phase along the `separate` axes, unless their cells are long.
 
+    Return the transposition of columns to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`, and the pieces.
     Along the other axes cells begin where blocks do if elements are only moved: all phases of a cell move together.
     """
     plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
@@ -100,7 +95,7 @@ def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int
         both = (zip(*groups, strict=True) for groups in product(*pairs_of_axes))
         pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
         pieces.append(CellPiece(pixels, shape, tuple(pairs)))
-    return CellWay(tuple(order), tuple(pieces))
+    return tuple(order), tuple(pieces)
 
 
 @kept
@@ -133,11 +128,11 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     closest = taps_are_closest(columns.strides, axes)
     if closest and len(axes) > 1:  # cells of a single axis are contiguous
         shorten_buffers(columns)
-    way = cell_way(axes, closest, (len(axes) - 1,))
-    columns = columns.transpose(way.order)
-    weights = None if weights is None else weights.transpose(way.order)
+    order, pieces = cell_way(axes, closest, (len(axes) - 1,))
+    columns = columns.transpose(order)
+    weights = None if weights is None else weights.transpose(order)
     image.fill(0)
-    for piece in way.pieces:
+    for piece in pieces:
         add_pairs(piece.of(image), columns, weights, piece.pairs)
 
 
@@ -170,12 +165,12 @@ def _last_split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def _move(
     columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, separate: tuple[int, ...]
 ) -> None:
-    way = cell_way(axes, taps_are_closest(columns.strides, axes), separate, True)
-    columns = columns.transpose(way.order)
-    weights = None if weights is None else weights.transpose(way.order)
+    order, pieces = cell_way(axes, taps_are_closest(columns.strides, axes), separate, True)
+    columns = columns.transpose(order)
+    weights = None if weights is None else weights.transpose(order)
     if not plan_of(axes).once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
-    for piece in way.pieces:
+    for piece in pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
             multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
@@ -185,11 +180,11 @@ def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     """Copy weighted pixels into the columns whose taps land on them: tap by tap if taps are the closest elements."""
     rank = len(axes)
     separate = tuple(range(rank)) if taps_are_closest(columns.strides, axes) else (rank - 1,)
-    way = cell_way(axes, False, separate)
+    order, pieces = cell_way(axes, False, separate)
     factors = spread(weights, columns)
-    weights = None if factors is None else factors.transpose(way.order)
-    columns = columns.transpose(way.order)
-    for piece in way.pieces:
+    weights = None if factors is None else factors.transpose(order)
+    columns = columns.transpose(order)
+    for piece in pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
             multiply(cells[cell_index], None if weights is None else weights[column_index], columns[column_index])

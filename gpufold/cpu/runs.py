@@ -94,7 +94,7 @@ def _pairs(axes: tuple[Axis, ...]) -> tuple[Size, Size, tuple[tuple[Index, Index
     pairs, pitch = [], axes[-1].blocks
     for groups in product(*(tuple(groups_of(axis, piece, True)) for axis, piece in zip(axes, whole, strict=True))):
         *outer, row, inner = groups
-        start = row.cells.start * pitch + inner.offset
+        start = row.cells.start * pitch + inner.cells.start - inner.blocks.start
         run = slice(start, start + (row.cells.stop - row.cells.start) * pitch)
         source = slice(row.blocks.start * pitch, row.blocks.stop * pitch)
         into = (ALL, ALL, *(group.phases for group in groups), *(group.cells for group in outer), run)

@@ -76,7 +76,7 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
         known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, treatment, np.dtype(dtype)), axes)
         treatment.divisors.clear()
         treatment.divisors[axes] = known
-    _divide(total, *known, total)
+    divide(total, *known, total)
 
 
 @kept
@@ -94,7 +94,7 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
     assert weights is not None
     with np.errstate(all="ignore"):
         shorten_buffers(numerator)
-        _divide(numerator, *_covered(weights[0]), result)
+        divide(numerator, *_covered(weights[0]), result)
 
 
 def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array | None]:
@@ -108,13 +108,6 @@ def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array 
     if axes:
         bare &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
     return divisor, bare if bare.any() else None
-
-
-def _divide(sums: Array, divisor: Array, bare: Array | None, result: Array) -> None:
-    """Divide, and store zero where `bare` is true."""
-    divide(sums, divisor, result)
-    if bare is not None:
-        np.copyto(result, np.zeros((), result.dtype), where=bare)
 
 
 @kept

@@ -28,11 +28,6 @@ class Group(NamedTuple):
     cells: slice
     blocks: slice
 
-    @property
-    def offset(self) -> int:
-        """Block b reaches cell b + offset."""
-        return int(self.cells.start - self.blocks.start)
-
 
 class Piece(NamedTuple):
     """Pixels of an axis viewed as (cells, width): whole cells of a stride's width, or the shorter rest as one."""
