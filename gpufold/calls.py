@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from marshal import dumps
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from gpufold import geometry as sizes
 from gpufold.coverage import check_covered
@@ -200,8 +200,7 @@ def remembered(arrays: Literal[1, 2] = 1) -> Callable[[DescribeT], DescribeT]:
                 known[first.dtype, dumps((shapes, others, words), MARSHAL)] = described
             return described
 
-        taken: Any = call
-        return taken  # type: ignore[no-any-return]
+        return cast("DescribeT", call)
 
     return decorate
 

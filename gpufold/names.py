@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gpufold.geometry import as_integers
 from gpufold.geometry.space import margins_of_pairs
@@ -94,13 +94,12 @@ def answers(function: FunctionT) -> FunctionT:
                 raise
         raise answer
 
-    taken: Any = answering
-    return taken  # type: ignore[no-any-return]
+    return cast("FunctionT", answering)
 
 
 @contextmanager
 def speaking_for(name: str, *others: str) -> Iterator[None]:
-    """Raise errors of the inner functions `others` under the name of the calling function.
+    """Raise errors of the inner functions or classes `others` under the name of the calling function.
 
     >>> with speaking_for("map_tiles", "take_blocks"):
     ...     raise ValueError("take_blocks: mode must be one of constant, edge, got 'zero'")
@@ -111,7 +110,7 @@ def speaking_for(name: str, *others: str) -> Iterator[None]:
         yield
     except Exception as error:
         other, _, said = str(error).partition(": ")
-        if other not in others:
+        if other.partition(".")[0] not in others:
             raise
         raise type(error)(f"{name}: {said}").with_traceback(error.__traceback__) from None
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from gpufold.given import check_number, shown, word
 from gpufold.names import answers, speaking_for
 from gpufold.positions import grid_positions, take_blocks
 from gpufold.stitching import Stitcher
+
+_speaking = partial(speaking_for, "map_tiles", "grid_positions", "take_blocks", "Stitcher")
+"""Raise errors of the functions that `map_tiles` calls under its name."""
 
 
 @answers
@@ -181,12 +184,6 @@ def map_tiles(
     if given is None and front_of(type(slab)).endswith("jax"):  # rows were written into a NumPy array
         return sys.modules["jax"].numpy.asarray(out)
     return out
-
-
-def _speaking() -> AbstractContextManager[None]:
-    return speaking_for(
-        "map_tiles", "grid_positions", "take_blocks", "Stitcher", "Stitcher.add", "Stitcher.finished", "Stitcher.result"
-    )
 
 
 def _check_covered(positions: Any, size: Size, block: Size, lead: int) -> None:

@@ -46,13 +46,9 @@ def are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...])
     elements = prod(axis.blocks for axis in axes) * last.stride
     large = not strips or elements * sum_dtype(dtype).itemsize >= LARGE_PLANE
     wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * strips
-    return (low, high) if large and wide and _is_flat(dtype, strides, axes) else (0, 0)
-
-
-def _is_flat(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> bool:
-    """Return whether the rows of a plane's blocks are contiguous."""
-    follow = len(axes) == 1 or axes[-2].blocks == 1 or strides[-2] == axes[-1].blocks * strides[-1]
-    return bool(follow and strides[-1] <= dtype.itemsize)
+    follow = axes[-2].blocks == 1 or strides[-2] == axes[-1].blocks * strides[-1]
+    flat = follow and strides[-1] <= dtype.itemsize  # the rows of a plane's blocks are contiguous
+    return (low, high) if large and wide and flat else (0, 0)
 
 
 def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

@@ -13,13 +13,10 @@ from gpufold.geometry.integers import Size
 
 
 def hash_once(geometry: Any) -> int:
-    """Return a geometry's hash, computed once, because the caches of every call need it.
-
-    It is the same in every process: None, whose hash is not, counts as 0.
-    """
+    """Return a geometry's hash, computed once, because the caches of every call need it."""
     known = geometry.__dict__
     if "hash" not in known:
-        known["hash"] = hash(tuple([known[field.name] or 0 for field in fields(geometry)]))
+        known["hash"] = hash(tuple([known[field.name] for field in fields(geometry)]))
     made: int = known["hash"]
     return made
 
