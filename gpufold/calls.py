@@ -466,13 +466,13 @@ def checked(
     if window == "none" and not accumulate and reduction == "sum":
         return name, PLAIN
     element = ELEMENT_TYPES.get(name)
-    if element is None or not (element.weight or operation in SUMS):
-        for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window != "none", "window")):
-            if wanted:
-                raise TypeError(
-                    f"{operation}: {what} needs {data} of floats or complex numbers, got dtype {dtype}; "
-                    f"convert it with {data}.astype"
-                )
+    averages = reduction != "sum" or window != "none"
+    if averages and (element is None or not (element.weight or operation in SUMS)):
+        what = "window" if reduction == "sum" else f"reduction {reduction!r}"
+        raise TypeError(
+            f"{operation}: {what} needs {data} of floats or complex numbers, got dtype {dtype}; "
+            f"convert it with {data}.astype"
+        )
     if accumulate and element is None:
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
     return name, Fusion(reduction, window, accumulate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     known = treatment.divisors.get(axes)
     if known is None:
         dtype, plain = ELEMENT_TYPES[total.dtype.name].weight, treatment.weights is None
-        known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, treatment, np.dtype(dtype)), axes)
+        known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, treatment), axes)
         treatment.divisors.clear()
         treatment.divisors[axes] = known
     divide(total, *known, total)
@@ -116,7 +116,7 @@ def _counts(axis: Axis) -> Array:
     return _folded(np.ones(axis.kernel, np.int64), (axis,))
 
 
-def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> Array:
+def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment) -> Array:
     """Return the divisors of a plane's pixels, as a new array."""
     if treatment.by_axis is not None:
         shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
