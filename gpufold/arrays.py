@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
-from operator import index
+from operator import attrgetter, index
 from types import EllipsisType, ModuleType, SimpleNamespace
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar
 
@@ -313,9 +313,8 @@ def copy_into(library: ModuleType, out: Any, array: Any) -> None:
 
 def is_same(library: ModuleType, first: Any, second: Any) -> bool:
     """Return whether two arrays of equal shape have the same elements in memory."""
-    return first is second or (
-        _address(library, first) == _address(library, second) and bool(first.strides == second.strides)
-    )
+    address = attrgetter("ctypes.data" if library is np else "data.ptr")
+    return first is second or bool(address(first) == address(second) and first.strides == second.strides)
 
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
@@ -342,12 +341,6 @@ def check_apart(operation: str, library: ModuleType, name: str, written: Any, ot
             f"{operation}: {name} must share no memory with {other}, got arrays that overlap: shapes "
             f"{written.shape} and {array.shape}; pass a copy of one"
         )
-
-
-def _address(library: ModuleType, array: Any) -> int:
-    """Return the address of an array's first element."""
-    address: int = array.ctypes.data if library is np else array.data.ptr
-    return address
 
 
 def _span(array: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, product
 from math import prod
 from typing import NamedTuple
@@ -136,35 +137,17 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
         add_pairs(piece.of(image), columns, weights, piece.pairs)
 
 
-def move_together(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Copy columns that do not overlap into an image and write each of its elements, all phases of a cell at once.
-
-    The caller of a sum adds +0: sums start from it, and are never -0.0.
-    """
-    _move(columns, image, axes, weights, ())
-
-
-def move_apart(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Do the same phase by phase along the last axis with a stride."""
-    _move(columns, image, axes, weights, _last_split(axes))
-
-
-def ways_to_move(axes: tuple[Axis, ...], size: int) -> list[Callable[..., None]]:
-    """Return the ways to copy elements of `size` bytes into an image, the likely fastest first."""
-    split = _last_split(axes)
-    if not split or axes[split[0]].stride >= LONG_STRIDE:
-        return [move_together]
-    cell = size * prod(axis.size for axis in axes[split[0] + 1 :]) * axes[split[0]].stride
-    return [move_apart, move_together] if cell < LONG_CELL else [move_together, move_apart]
-
-
 def _last_split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple([number for number, axis in enumerate(axes) if axis.stride > 1][-1:])
 
 
-def _move(
-    columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, separate: tuple[int, ...]
-) -> None:
+def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, apart: bool) -> None:
+    """Copy columns that do not overlap into an image and write each of its elements.
+
+    All phases of a cell move at once or, if `apart`, one after another along the last axis with a stride. The caller of
+    a sum adds +0: sums start from it, and are never -0.0.
+    """
+    separate = _last_split(axes) if apart else ()
     order, pieces = cell_way(axes, taps_are_closest(columns.strides, axes), separate, True)
     columns = columns.transpose(order)
     weights = None if weights is None else weights.transpose(order)
@@ -174,6 +157,18 @@ def _move(
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
             multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
+
+
+move_together, move_apart = partial(_move, apart=False), partial(_move, apart=True)
+
+
+def ways_to_move(axes: tuple[Axis, ...], size: int) -> list[Callable[..., None]]:
+    """Return the ways to copy elements of `size` bytes into an image, the likely fastest first."""
+    split = _last_split(axes)
+    if not split or axes[split[0]].stride >= LONG_STRIDE:
+        return [move_together]
+    cell = size * prod(axis.size for axis in axes[split[0] + 1 :]) * axes[split[0]].stride
+    return [move_apart, move_together] if cell < LONG_CELL else [move_together, move_apart]
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
