@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpufold.arrays import Array, ArrayT, check_apart, check_out, check_writable, new_result
-from gpufold.calls import Call
+from gpufold.calls import SUMS, Call
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import BlocksGeometry, SlidingGeometry
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights, name_of_weights
 
@@ -47,8 +46,12 @@ def prepare(
 
     The shape and dtype of `weight_out` were checked when the call was described.
     """
-    if call.dtype not in ELEMENT_TYPES:
-        _check_no_sums(call, data)
+    geometry: Any = call.geometry
+    if call.dtype not in ELEMENT_TYPES and call.operation in SUMS and geometry.blocks_overlap:
+        raise TypeError(
+            f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, because strings cannot "
+            f"be added; got dtype {data.dtype} and blocks {geometry.block_shape} that overlap"
+        )
     check_variant(call, library is np)
     weights = None if window is None else as_weights(call, library, window, data)
     if out is None:
@@ -65,16 +68,6 @@ def prepare(
         check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
         check_apart(call.operation, library, "weight_out", weight_out, [*read, ("array", out)])
     return weights
-
-
-def _check_no_sums(call: Call, data: Any) -> None:
-    """Raise if strings would be added."""
-    sums = call.operation in ("col2im", "blocks_to_array")
-    if sums and isinstance(call.geometry, SlidingGeometry | BlocksGeometry) and call.geometry.blocks_overlap:
-        raise TypeError(
-            f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, because strings cannot "
-            f"be added; got dtype {data.dtype} and blocks {call.geometry.block_shape} that overlap"
-        )
 
 
 def run(

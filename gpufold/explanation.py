@@ -127,18 +127,10 @@ def explain(
     plan, measured, _ = tuning.decide(problem)
     rule = registry.choose(call, input, output, device, weight_out)
     alternatives: dict[str, str] = {}
-    plans = list(registry.candidates(replace(problem, call=call._replace(variant="auto")), alternatives))
-    for each in plans:
+    for each in list(registry.candidates(replace(problem, call=call._replace(variant="auto")), alternatives)):
         alternatives.setdefault(each.variant, f"would serve: {each.reason}")
-    others = [name for name in registry.VARIANTS[call.operation] if name != plan.variant]
-    return Explanation(
-        plan,
-        {name: alternatives[name] for name in others},
-        device.name,
-        measured,
-        rule,
-        tuning.unwritten.get(device, ""),
-    )
+    others = {name: alternatives[name] for name in registry.VARIANTS[call.operation] if name != plan.variant}
+    return Explanation(plan, others, device.name, measured, rule, tuning.unwritten.get(device, ""))
 
 
 def warmup(
@@ -228,12 +220,7 @@ class Described(NamedTuple):
 
     shape: Size
     dtype: np.dtype[Any]
-    strides: Size
-    """In elements."""
-
-    @property
-    def operand(self) -> Operand:
-        return Operand(self.shape, self.strides)
+    operand: Operand
 
 
 def _described(
@@ -276,7 +263,8 @@ def _described_array(asked: str, name: str, array: Any) -> Described:
     if not isinstance(array, tuple):
         library_of(asked, name, array)
         itemsize = array.dtype.itemsize or 1
-        return Described(array.shape, array.dtype, tuple(stride // itemsize for stride in array.strides))
+        strides = tuple(stride // itemsize for stride in array.strides)
+        return Described(array.shape, array.dtype, Operand(array.shape, strides))
     try:
         shape, dtype = as_integers(asked, f"{name}'s shape", array[0]), np.dtype(array[1])
         shape = (shape,) if isinstance(shape, int) else shape
@@ -291,4 +279,4 @@ def _described_array(asked: str, name: str, array: Any) -> Described:
 
 
 def _contiguous(shape: Size, dtype: np.dtype[Any]) -> Described:
-    return Described(shape, native(dtype), Operand.contiguous(shape).strides)
+    return Described(shape, native(dtype), Operand.contiguous(shape))

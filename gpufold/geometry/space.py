@@ -10,15 +10,7 @@ from operator import index
 from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes
-from gpufold.geometry.integers import (
-    PerAxis,
-    Size,
-    as_integers,
-    check_at_least,
-    check_axes,
-    check_of_sizes,
-    expand,
-)
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, check_of_sizes, expand
 from gpufold.given import shown
 
 
