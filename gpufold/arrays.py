@@ -313,8 +313,10 @@ def copy_into(library: ModuleType, out: Any, array: Any) -> None:
 
 def is_same(library: ModuleType, first: Any, second: Any) -> bool:
     """Return whether two arrays of equal shape have the same elements in memory."""
+    if first is second:
+        return True
     address = attrgetter("ctypes.data" if library is np else "data.ptr")
-    return first is second or bool(address(first) == address(second) and first.strides == second.strides)
+    return bool(address(first) == address(second) and first.strides == second.strides)
 
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
