@@ -160,10 +160,11 @@ def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def narrowed(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert float32 to float16, rounding half to even; in about half of NumPy's time if all results are finite.
+    """Convert float32 to float16, rounding half to even.
 
-    A sum with 1.5 * 2**13 times a number's power of two rounds it to 11 bits, or to the multiples of the smallest
-    subnormal float16. Scaled by 2**-112, its bits are those of a float16 with 13 zeros behind.
+    This takes about half of NumPy's time if arrays stay in a core's cache and all results are finite. A sum with
+    1.5 * 2**13 times a number's power of two rounds it to 11 bits, or to the multiples of the smallest subnormal
+    float16. Scaled by 2**-112, its bits are those of a float16 with 13 zeros behind.
     """
     bits = floats.view(np.int32)
     powers = np.maximum(bits & 0x7F800000, LEAST_NORMAL)
