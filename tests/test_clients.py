@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import doctest
 from importlib import import_module
 
 import numpy as np
 import pytest
+from processes import CHECKOUT
 from scipy import signal
 
 import gpufold
 
 
-def istft(xp, spectra, window, hop, length, before):
-    """Invert as docs/recipes.md does."""
-    frames, taps = xp.fft.irfft(spectra, None, -2), len(window)
-    behind = (frames.shape[-1] - 1) * hop + taps - before - length
-    return gpufold.col2im(
-        frames[..., :taps, :],
-        (length,),
-        taps,
-        strides=hop,
-        pads_begin=before,
-        pads_end=behind,
-        window=window,
-        reduction="least_squares",
-    )[..., 0, :]
+def recipe(name):
+    """Return a function that docs/recipes.md defines."""
+    examples = doctest.DocTestParser().get_examples((CHECKOUT / "docs" / "recipes.md").read_text())
+    (source,) = [each.source for each in examples if each.source.startswith(f"def {name}(")]
+    exec(source, names := {"gpufold": gpufold})
+    return names[name]
 
 
+istft = recipe("istft")
 KINDS = [
     pytest.param(name, marks=() if name == "numpy" else pytest.mark.peer(name.partition(".")[0]))
     for name in ("numpy", "torch", "jax.numpy", "dask.array")
