@@ -186,7 +186,7 @@ FAULTS = (
           "            kept.torn = True  # from here", "            kept.torn = False  # from here",
           STITCHER + "a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn[1-KeyboardInterrupt]"),
     Fault("a window that stays its caller's", "gpufold/backends.py", "        return weights.copy()\n",
-          "        return weights\n", STITCHER + "a_window_that_changes_afterwards_changes_nothing[full-asarray]"),
+          "        return weights\n", STITCHER + "batches_never_show"),
     # --- dask
     Fault("blocks of a chunk that are added in another order", "gpufold/dask/chunks.py",
           """    order = np.argsort(pair, kind="stable")""", """    order = np.lexsort((-block, pair))""",

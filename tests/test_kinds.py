@@ -214,43 +214,34 @@ def test_positions_of_every_integer_are_where_they_say(kind, dtype):
                     assert_same_bits(it.back(program(*map(it.to, arrays), at)), want)
 
 
-@kinds("numpy", "cupy", "torch", "jax")
-@pytest.mark.parametrize("reduction", ["mean", "sum", "least_squares"])
-def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
-    it, window = KINDS[kind], np.abs(WINDOW)
-    blocks, terms, each = of_blocks(np.float32, window)
-    stitcher = gpufold.Stitcher((2, 6, 7), (2, 3), window=it.to(window), reduction=reduction)
-    for part in (slice(2), slice(2, 3)):
-        stitcher.add(it.to(blocks[part]), POSITIONS[part], weights=it.to(BY_BLOCK[part]))
-    sums = definition.add_blocks(np.zeros((2, 6, 7), np.float32), terms, POSITIONS)
-    below = each if reduction == "mean" else each * each
-    weight = definition.add_blocks(np.zeros((6, 7), np.float32), below, POSITIONS)
-    assert type(stitcher.result()) is type(it.to(blocks))
-    assert_same_bits(it.back(stitcher.result()), sums if reduction == "sum" else definition.average(sums, weight))
-    with pytest.raises(ValueError, match=r"^Stitcher.add: weights must have the shape \(3,\), one for each block, got"):
-        stitcher.add(it.to(blocks), POSITIONS, weights=it.to(BY_BLOCK[:2]))
-    with pytest.raises(TypeError, match=r"^Stitcher.add: weights must be a .*, got "):
-        stitcher.add(it.to(blocks), POSITIONS, weights=BY_BLOCK.tolist())
-
-
 @kinds("cupy", "torch", "jax")
-@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize(
+    ("reduction", "slabs"), [("sum", False), ("mean", False), ("mean", True), ("least_squares", True)]
+)
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_a_stitcher_gives_the_bits_of_arrays(kind, dtype, slabs):
+def test_a_stitcher_gives_the_bits_of_arrays(kind, dtype, reduction, slabs):
+    """Some of its batches have weights of their blocks."""
     shape, block, window = (3, 9, 8), (4, 5), np.abs(values((4, 5), np.float32)) + 1
     places = gpufold.grid_positions(shape[1:], block, strides=2, last="over")
-    tiles, results = values((len(places), 3, *block), dtype), []
-    for it in (KINDS[kind], KINDS["numpy"]):
-        stitcher, rows = gpufold.Stitcher(shape, block, window=it.to(window), slabs=slabs), []
+    tiles, weights, results = values((len(places), 3, *block), dtype), np.linspace(0.5, 3, 5, dtype=np.float32), []
+    for it in (KINDS["numpy"], KINDS[kind]):
+        given, rows = it.to(window), []
+        stitcher = gpufold.Stitcher(shape, block, window=given, reduction=reduction, slabs=slabs)
+        given *= 0  # of JAX's arrays a new one
         for first in range(0, len(places), 5):
             at = places[first : first + 5]  # which a GPU has no use for
-            stitcher.add(it.to(tiles[first : first + 5]), at if kind == "cupy" else it.to(at))
+            of_blocks = {"weights": it.to(weights[: len(at)])} if first % 2 else {}
+            stitcher.add(it.to(tiles[first : first + 5]), at if kind == "cupy" else it.to(at), **of_blocks)
             rows += [stitcher.finished()] if slabs else []
         rows.append(stitcher.result() if slabs else (0, stitcher.result()))
+        assert type(rows[-1][1]) is type(given)
         results.append([(row, it.back(slab)) for row, slab in rows])
-    for (row, got), (wanted, want) in zip(*results, strict=True):
+    for (wanted, want), (row, got) in zip(*results, strict=True):
         assert row == wanted
         assert_same_bits(got, want)
+    for wrong, error in ((it.to(weights), ValueError), (weights[:2].tolist(), TypeError)):
+        with pytest.raises(error, match=r"^Stitcher.add: weights must "):
+            stitcher.add(it.to(tiles[:2]), [(9, 0), (9, 0)], weights=wrong)
 
 
 @every_kind

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from cases import INEXACT, assert_same_bits, peak_of, values, window_of
 from definition import sum_dtype, weight_dtype
-from fronts import as_tensor
 
 import gpufold
 from gpufold.backends import Backend
@@ -30,6 +29,13 @@ class Batch(NamedTuple):
     positions: np.ndarray
     window: object
     """Its own, or None for the beginning of the stitcher's."""
+    weights: np.ndarray | None
+    """Those of its blocks."""
+
+    def part(self, rows):
+        """Return some of its blocks."""
+        weights = None if self.weights is None else self.weights[rows]
+        return self._replace(blocks=self.blocks[rows], positions=self.positions[rows], weights=weights)
 
 
 def first_of(window, tile):
@@ -48,19 +54,20 @@ def whole(shape, rank, batches, window, reduction):
     for batch in batches:
         tile = batch.blocks.shape[1 + len(shape) - rank :]
         used = first_of(window, tile) if batch.window is None else batch.window
-        gpufold.add_blocks_(total, batch.blocks, batch.positions, window=used)
-        ones = np.broadcast_to(real.type(1), (len(batch.blocks), *tile))
-        if reduction == "least_squares" and used is not None:
-            arrays = used if isinstance(used, tuple) else (used,)
-            used = reduce(np.multiply.outer, [each.astype(real) for each in arrays]) ** 2
-        gpufold.add_blocks_(weight, ones, batch.positions, window=used)
+        if reduction == "least_squares" and isinstance(used, tuple):  # whose product has squares
+            used = reduce(np.multiply.outer, [axis.astype(real) for axis in used])
+        gpufold.add_blocks_(total, batch.blocks, batch.positions, window=used, weights=batch.weights)
+        factors = used if isinstance(used, tuple) else (np.ones(tile) if used is None else used,)
+        own = np.ones(len(batch.blocks)) if batch.weights is None else batch.weights
+        each = reduce(np.multiply.outer, [array.astype(real) for array in (own, *factors)])
+        gpufold.add_blocks_(weight, each**2 if reduction == "least_squares" else each, batch.positions)
     return total if reduction == "sum" else gpufold.average(total, weight)
 
 
 def problem(seed, ascending=False):
     """Draw an array's shape, a block, a window, a reduction and batches of tiles; return them after what draws.
 
-    Some tiles are smaller than the others or have a window of their own.
+    Some tiles are smaller than the others, or have a window or weights of their own.
     """
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     rank, lead = rng.choice((1, 2, 2, 3)), tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 1, 2))))
@@ -76,8 +83,17 @@ def problem(seed, ascending=False):
     for start, stop in pairwise([0, *cuts, count]):
         tile = block if rng.random() < 0.6 else tuple(rng.randint(1, side) for side in block)
         own = window_of(rng.choice(("separable", "full")), tile, dtype) if rng.random() < 0.2 else None
-        batches.append(Batch(values((stop - start, *lead, *tile), dtype, seed), positions[start:stop], own))
+        weights = numbers.random(stop - start, np.float32) if rng.random() < 0.3 else None
+        batches.append(Batch(values((stop - start, *lead, *tile), dtype, seed), positions[start:stop], own, weights))
     return rng, (*lead, *size), block, window, REDUCTIONS[seed % 3], batches
+
+
+def changed(window):
+    """Let nothing remain of a window, as its owner may once a stitcher has it."""
+    for weights in window if isinstance(window, list) else [window]:
+        weights[...] = np.nan
+    if isinstance(window, list):
+        window.clear()
 
 
 def test_batches_never_show():
@@ -85,11 +101,16 @@ def test_batches_never_show():
     for seed in range(100):
         rng, shape, block, window, reduction, batches = problem(seed)
         want = whole(shape, len(block), batches, window, reduction)
-        stitcher = gpufold.Stitcher(shape, block, window=window, reduction=reduction)
-        for blocks, positions, own in batches:
-            for cut in pairwise(sorted({0, len(blocks), rng.randint(0, len(blocks))})) if len(blocks) else [(0, 0)]:
-                places = positions[slice(*cut)]
-                stitcher.add(blocks[slice(*cut)], rng.choice((places, places.tolist())), window=own)
+        given = copy.deepcopy([*window] if isinstance(window, tuple) else window)
+        stitcher = gpufold.Stitcher(shape, block, window=given, reduction=reduction)
+        if given is not None:
+            changed(given)
+        for batch in batches:
+            count = len(batch.blocks)
+            for cut in pairwise(sorted({0, count, rng.randint(0, count)})) if count else [(0, 0)]:
+                part = batch.part(slice(*cut))
+                part = part._replace(positions=rng.choice((part.positions, part.positions.tolist())))
+                stitcher.add(**part._asdict())
         assert_same_bits(stitcher.result(), want, f"seed {seed}")
         assert_same_bits(stitcher.result(), want, "again")
 
@@ -116,9 +137,9 @@ def test_slabs_are_the_whole(endless):
         stitcher = gpufold.Stitcher(given, block, window=window, reduction=reduction, slabs=not endless)
         slabs, row = [], 0
         last = -(2**63)
-        for blocks, positions, own in batches:
-            stitcher.add(blocks, positions, window=own)
-            last = max(last, int(positions[:, 0].max(initial=-(2**63))))
+        for batch in batches:
+            stitcher.add(**batch._asdict())
+            last = max(last, int(batch.positions[:, 0].max(initial=-(2**63))))
             if seed % 3 == 0:
                 stitcher = pickle.loads(pickle.dumps(stitcher))
             if rng.random() < 0.7:
@@ -399,31 +420,6 @@ def test_a_duplicate_goes_on_by_itself(duplicate):
     other.add(np.ones((1, 4)), [(4,)])
     assert other.result().tolist() == [1] * 8
     assert stitcher.result().tolist() == [1] * 4 + [0] * 4
-
-
-# ---------------------------------------------------------------------------------------------
-# Windows are the stitcher's own
-
-
-@pytest.mark.parametrize("convert", [np.asarray, pytest.param(as_tensor, marks=pytest.mark.peer("torch"))])
-@pytest.mark.parametrize("kind", ["full", "axes", "list"])
-def test_a_window_that_changes_afterwards_changes_nothing(kind, convert):
-    weights = [convert(np.array([1.0, 2.0, 4.0])), convert(np.array([1.0, 3.0]))]
-    window = {"full": weights[0][:, None] * weights[1], "axes": tuple(weights), "list": weights}[kind]
-    tiles, positions = convert(values((3, 3, 2), np.float64)), [(0, 0), (1, 1), (2, 0)]
-    results = []
-    for changes in (False, True):
-        stitcher = gpufold.Stitcher((5, 4), (3, 2), window=window, reduction="least_squares")
-        for number in range(3):
-            if changes:
-                for array in (window,) if kind == "full" else tuple(window):
-                    array *= 0.5
-                if kind == "list":
-                    window[0] = window[0] * 3
-            tile = tiles[number : number + 1, : 3 - number]  # smaller ones take the first weights
-            stitcher.add(tile, positions[number : number + 1])
-        results.append(np.asarray(stitcher.result()))
-    assert_same_bits(*results)
 
 
 @pytest.mark.parametrize("size", [(2**62, 4), (2**31, 2**31), (0, 2**62, 4)])
