@@ -200,17 +200,6 @@ def test_compile_serves_other_sizes_without_compiling_again():
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_with_a_dynamic_batch_and_size(strict):
-    columns, window = torch.randn(2, 18, 7), torch.rand(3, 6)
-    sizes = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("length", min=2)}
-    shapes = {"given": (sizes, None)}
-    program = torch.export.export(Model(network), (columns, window), dynamic_shapes=shapes, strict=strict)
-    for batch, length in ((2, 7), (5, 11)):
-        columns = torch.randn(batch, 18, length)
-        assert torch.equal(program.module()(columns, window), network(columns, window))
-
-
 @pytest.mark.parametrize("learns", [False, True])
 @in_dtypes(["float32", "int32"], [*EVERY, *RECORDED_BEYOND, *EMPTY])
 def test_fake_and_meta_tensors_are_like_real_ones(operation, dtype, learns):
