@@ -27,7 +27,7 @@ def call_of(called, /, **right):
     return lambda **changes: (called, right | changes)
 
 
-BLOCKS, PICTURE, PLACES = np.ones((3, 4, 4, 2, 2), np.float32), np.ones((3, 8, 9), np.float32), [(0, 0), (3, -1)]
+BLOCKS, PICTURE = np.ones((3, 4, 4, 2, 2), np.float32), np.ones((3, 8, 9), np.float32)
 ARRAY, TILES, THREE, WEIGHT = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3)), [(0, 0), (1, 1), (2, 2)], np.zeros((6, 8))
 ROOM, INTS, WORDS = np.zeros(48), np.ones((2, 12, 20), "i4"), np.full((2, 12, 20), "a")
 SHEET, AT = ROOM.reshape(6, 8), np.zeros((3, 2), int)
@@ -48,8 +48,7 @@ averaging = call_of(gpufold.average, numerator=np.ones((2, 3, 4)), weight=np.one
 grid = call_of(gpufold.grid_positions, size=(5, 5), block_shape=2, strides=1)
 onnx = call_of(gpufold.onnx.col2im, input=np.ones((2, 12, 20)), image_shape=(5, 6), block_shape=(2, 2))
 mapping = call_of(gpufold.map_tiles, function=np.copy, array=PICTURE, block_shape=(2, 4), strides=(2, 3))
-TILE = {"output_shape": (8, 9), "block_shape": 4}
-stitching = call_of(gpufold.Stitcher, **TILE)
+stitching = call_of(gpufold.Stitcher, output_shape=(8, 9), block_shape=4)
 DESCRIBED = {"operation": "col2im", "data": ((2, 12, 20), "f4"), "output_size": (5, 6), "kernel_size": (2, 2)}
 explaining = call_of(gpufold.explain, **DESCRIBED)
 

@@ -12,12 +12,13 @@ import enum
 import importlib
 import itertools  # noqa: F401  in drawn code
 import random
+import re
 import warnings
 from contextlib import _GeneratorContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from decimal import Decimal  # noqa: F401  in drawn code
 from fractions import Fraction  # noqa: F401  in drawn code
-from functools import cache, partial
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -69,7 +70,12 @@ def read_only(given):
     return given
 
 
-NASTY = """
+def codes(text):
+    """Return the expressions of a text, which lines or two spaces part."""
+    return re.split("\n|  ", text.strip())
+
+
+VALUES = codes("""
 None  True  False  np.True_  0  1  2  -1  7  2**31  -2**31  2**32  2**53+1  2**62  2**63-1  2**63  2**64  2**70
 -2**70  1.0  2.5  float("nan")  float("inf")  -0.0  1j  ""  "auto"  "2"  "hann"  "mean"  "edge"  "even"  "gather"
 "sum\\0"  "f4"  ">f8"  "M8[s]"  "nonsense"  b"ab"  bytearray(2)  memoryview(b"ab")  array.array("i",[2,2])
@@ -98,12 +104,11 @@ raising("__array__")  raising("__array__",TypeError)  raising("__bool__")  raisi
 raising("__repr__")  raising("__str__")  raising("tolist")  raising("__array_interface__")  raising("__fspath__")
 raising("__getitem__")  torch.ones(2,2)  torch.ones(2,2).to_sparse()  torch.ones(2,2,dtype=torch.complex64)
 torch.ones(2,2,device="meta")
-"""
+""")
+"""What callers get wrong."""
 
-VALUES = [value for line in NASTY.strip().splitlines() for value in line.split("  ")]
-
-DRESSES = {
-    "array": """
+DRESSED = {
+    "array": codes("""
 {0}.tolist()  {0}[...,:0]  {0}[:0]  {0}[None]  {0}[0]  {0}[...,0]  np.asfortranarray({0})  {0}[...,::-1]  off({0})
 read_only({0})  folded({0}.shape,{0}.dtype)  {0}.astype(object)  {0}.astype("?")  {0}.astype("f2")  {0}.astype("f8")
 {0}.astype("c16")  {0}.astype("i4")  {0}.astype("u8")  {0}.astype(">f4")  {0}.astype(">u8")  {0}.astype("U3")
@@ -111,18 +116,15 @@ read_only({0})  folded({0}.shape,{0}.dtype)  {0}.astype(object)  {0}.astype("?")
 np.ma.array({0},mask=True)  {0}.view(Units)  {0}.view(Plain)  {0}.astype("f4").view("i4,i4")  {0}.view("V1")
 np.matrix({0}.ravel())  {0}.view(np.recarray)  ({0},)  [{0}]  iter({0})  ({0},{0})  np.repeat({0},2,0)
 np.repeat({0},2,-1)  memoryview({0})  {0}.T  {0}*np.inf  -{0}
-""",
-    "sizes": """
+"""),
+    "sizes": codes("""
 {0}[:1]  {0}[1:]  {0}+(1,)  list({0})  iter({0})  np.array({0})  np.array({0},">u8")  np.array({0},"m8[ns]")
 np.array({0},float)  np.array({0}).view(Units)  np.array({0},object)  [{0}]  {0}*20  tuple(map(float,{0}))
 tuple(map(str,{0}))  tuple(map(np.int8,{0}))  tuple(-each for each in {0})  tuple(each+1 for each in {0})
 (*{0}[:-1],2**62)  (*{0}[:-1],0)  {0}*5000  {0}[::-1]  dict.fromkeys({0})
-""",
+"""),
 }
-
-DRESSED = {
-    kind: [each for line in text.strip().splitlines() for each in line.split("  ")] for kind, text in DRESSES.items()
-}
+"""The right arguments in a wrong dress."""
 
 CALLS = """
 gpufold.col2im(data=np.ones((2, 12, 20), "f4"), output_size=(5, 6), kernel_size=(2, 2), strides=(1, 1),
@@ -248,32 +250,22 @@ RESULTS = {
 }
 
 
-class Drawn:
-    """A call with wrong arguments, as code."""
-
-    def __init__(self, rng, name, call):
-        keeps = {each for each in call if each in REQUIRED or rng.random() < 0.4}
-        wrong = rng.sample(list(call), min(len(call), rng.choice((1, 1, 2))))
-        self.name, self.arguments = name, {}
-        for each, right in call.items():
-            if each in wrong:
-                self.arguments[each] = self.wrong(rng, right)
-            elif each in keeps:
-                self.arguments[each] = right
-        if rng.random() < 0.02:
-            self.arguments[rng.choice(("stride", "out_", "normalize"))] = rng.choice(VALUES)
-        if rng.random() < 0.02:
-            del self.arguments[rng.choice(list(self.arguments))]
-
-    @staticmethod
-    def wrong(rng, right):
-        kind = "array" if "np." in right else "sizes" if right[:1] == "(" and "'" not in right else None
-        if kind and rng.random() < 0.5:
-            return rng.choice(DRESSED[kind]).format(f"({right})")
-        return rng.choice(VALUES)
-
-    def __str__(self):
-        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.arguments.items())})"
+def drawn(rng, call):
+    """Draw wrong arguments in place of some that are right, as code."""
+    keeps = {each for each in call if each in REQUIRED or rng.random() < 0.4}
+    wrong, arguments = rng.sample(list(call), min(len(call), rng.choice((1, 1, 2)))), {}
+    for each, right in call.items():
+        if each in wrong:
+            kind = "array" if "np." in right else "sizes" if right[:1] == "(" and "'" not in right else None
+            dressed = kind and rng.random() < 0.5
+            arguments[each] = rng.choice(DRESSED[kind]).format(f"({right})") if dressed else rng.choice(VALUES)
+        elif each in keeps:
+            arguments[each] = right
+    if rng.random() < 0.02:
+        arguments[rng.choice(("stride", "out_", "normalize"))] = rng.choice(VALUES)
+    if rng.random() < 0.02:
+        del arguments[rng.choice(list(arguments))]
+    return arguments
 
 
 def begins_well(name, message):
@@ -307,29 +299,29 @@ def state_of(value):
     return np.asarray(value).tobytes() if isinstance(value, np.ndarray) else None
 
 
-def what_is_wrong(call, names, stitcher):
-    """Make a call; return what it did that it must not, or None."""
+def what_is_wrong(called, arguments, names, stitcher):
+    """Make a call by the code of its arguments; return what it did that it must not, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PendingDeprecationWarning)
         try:
-            arguments = {name: eval(compiled(value), names) for name, value in call.arguments.items()}
+            arguments = {name: eval(value, names) for name, value in arguments.items()}
         except Exception:  # this dress does not fit
             return None
     if any(callable(value) and value not in THEIRS for value in arguments.values()):
         return None  # what a caller's function raises, or does to arrays, is the caller's
-    watched = [*arguments.values(), *([stitcher] if call.name == "stitcher.add" else [])]
+    watched = [*arguments.values(), *([stitcher] if called == "stitcher.add" else [])]
     before = [state_of(value) for value in watched]
     try:
-        function = partial(eval(compiled(call.name), names), **arguments)
+        function = partial(eval(called, names), **arguments)
         if "jax" in names and prod(names["jax"].eval_shape(lambda: function()).shape) > MOST_OF_JAX:
             return None
         result = function()
-        if call.name == "gpufold.autotune":
+        if called == "gpufold.autotune":
             with result:
                 pass
     except (TypeError, ValueError, MemoryError) as error:
         message = str(error)
-        if not begins_well(call.name, message):
+        if not begins_well(called, message):
             return f"raises {type(error).__name__} that does not begin with the function: {message[:300]}"
         if len(message) > 4000:
             return f"raises {type(error).__name__} of {len(message)} characters"
@@ -337,25 +329,19 @@ def what_is_wrong(call, names, stitcher):
             return f"changes something though it raises {type(error).__name__}: {message[:300]}"
         return None
     except Exception as error:
-        if call.name == "gpufold.warmup" and (isinstance(error, ImportError) or "cupy" in type(error).__module__):
+        if called == "gpufold.warmup" and (isinstance(error, ImportError) or "cupy" in type(error).__module__):
             return None  # there is nothing to compile for
         return f"raises {type(error).__module__}.{type(error).__name__}: {str(error)[:300]}"
     other = [name for name, value in arguments.items() if not is_what_it_seems(value)]
     if other:
         return f"takes {other[0]} for what it is not"
-    of_class = not call.name.rpartition(".")[2].islower()
-    expected = eval(call.name, names) if of_class else RESULTS.get(call.name, names["kind"])
+    of_class = not called.rpartition(".")[2].islower()
+    expected = eval(called, names) if of_class else RESULTS.get(called, names["kind"])
     if type(result) is not expected and not (
         isinstance(result, expected) and any(result is value for value in arguments.values())
     ):
         return f"returns a {type(result)}"
     return None
-
-
-@cache
-def compiled(code):
-    """Return an expression compiled, which takes longer than it runs."""
-    return compile(code, "<drawn>", "eval")
 
 
 @contextmanager
@@ -390,15 +376,16 @@ def failures_of(front, draws, seed):
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)  # JAX's, of 64 bits that it lacks
         for _ in range(draws):
-            call = Drawn(rng, *rng.choice(TABLE[front]))
-            names["stitcher"] = None
-            if call.name == "stitcher.add":
+            name, call = rng.choice(TABLE[front])
+            arguments, names["stitcher"] = drawn(rng, call), None
+            if name == "stitcher.add":
                 names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2), slabs=rng.random() < 0.5)
                 names["stitcher"].add(np.ones((1, 3, 2, 2), np.float32), [(2, 2)])
-            wrong = what_is_wrong(call, names, names["stitcher"])
+            wrong = what_is_wrong(name, arguments, names, names["stitcher"])
             gpufold.set_num_threads(None)
             if wrong:
-                failures.setdefault(wrong[:90], f"{call}\n    {wrong}")
+                code = ", ".join(f"{each}={value}" for each, value in arguments.items())
+                failures.setdefault(wrong[:90], f"{name}({code})\n    {wrong}")
     return failures
 
 
