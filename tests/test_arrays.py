@@ -157,10 +157,8 @@ def test_an_out_beside_an_argument_is_refused_where_they_overlap(name, argument,
     last = given.nbytes - 8
     in_place = (name, argument) in (("average", "numerator"), ("add_blocks", "array"))
     overlaps = [(begins[argument] + offset, begins[argument]) for offset in (8 if in_place else 0, last)]
-    for begin, of_argument in (
-        *overlaps,
-        (0, out.nbytes // 8 * 8 - 8),
-    ):  # out begins inside the argument, or that in out
+    overlaps.append((0, out.nbytes // 8 * 8 - 8))  # where the argument begins in out, not out in the argument
+    for begin, of_argument in overlaps:
         moved = at(of_argument, given.shape, given.dtype)
         with pytest.raises(
             ValueError, match=f"^{name}: out must share no memory with {argument}, got arrays that overlap"
@@ -400,26 +398,17 @@ def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is
 @pytest.mark.parametrize("name", GIVEN)
 def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(name, tmp_path):
     want = call(name, ones(name))
-    for number, convert in enumerate(
-        (lambda array: array.view(Labelled), lambda array: array.view(np.recarray), mapped)
-    ):
-        arrays = {
-            each: convert(array, tmp_path / f"{number}{each}") if convert is mapped else convert(array)
-            for each, array in ones(name).items()
-        }
+    for kind in (Labelled, np.recarray, np.memmap):
+        arrays = ones(name)
+        for each, array in arrays.items():
+            memory = np.memmap(tmp_path / each, array.dtype, "w+", shape=array.shape) if kind is np.memmap else array
+            memory[...] = array
+            arrays[each] = memory.view(kind)
         out = arrays.pop("out")
         got = call(name, arrays)
         assert type(got) is np.ndarray
-        assert_same_bits(np.asarray(got), np.asarray(want))
-        arrays = ones(name) | {each: array for each, array in arrays.items() if each != "out"}
+        assert_same_bits(got, want)
         assert call(name, arrays | {"out": out}) is out
-
-
-def mapped(array, path):
-    """The same in a file."""
-    memory = np.memmap(path, array.dtype, "w+", shape=array.shape)
-    memory[...] = array
-    return memory
 
 
 # ---------------------------------------------------------------------------------------------
