@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -266,14 +266,6 @@ def x64(on):
 DEVICE, HANDLE = 1, 0x7F00
 
 
-class Launch(NamedTuple):
-    device: int
-    stream: int
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    arguments: tuple[Any, ...]
-
-
 @contextmanager
 def on_the_stand_in(patch, *more):
     """Let gpufold launch on the stand-in for CuPy, and give that; no cache remembers it, nor those of `more`."""
@@ -291,12 +283,15 @@ def on_the_stand_in(patch, *more):
 
 @contextmanager
 def launched_on_fake_cupy(patch, *more):
-    """Give a list of what is launched by then on; no cache remembers it, nor those of `more`."""
+    """Give a list of what is launched by then on, of each its device, stream, grid, block and arguments.
+
+    No cache remembers it, nor those of `more`.
+    """
     launches, call = [], fake_cupy.Function.__call__
 
     def record(function, grid, block, args, shared_mem=0, stream=None):
         on = fake_cupy.get_current_stream() if stream is None else stream
-        launches.append(Launch(fake_cupy.get_device(), on.ptr, grid, block, args))
+        launches.append((fake_cupy.get_device(), on.ptr, grid, block, args))
         call(function, grid, block, args, shared_mem, stream)
 
     patch.setattr(fake_cupy, "_lent", {})

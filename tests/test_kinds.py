@@ -470,12 +470,6 @@ def fold(columns, **options):
     return gpufold.col2im(columns, (4, 4), (2, 2), **options)
 
 
-def stitched(tile):
-    stitcher = gpufold.Stitcher((1, 4, 4), (2, 2))
-    stitcher.add(tile, [(0, 0)])
-    return stitcher.result()
-
-
 def transforms_of(kind):
     """What differentiates, maps and compiles functions of JAX's arrays, or of tensors, which others are not."""
     module = pytest.importorskip("jax" if kind == "jax" else "torch", reason="torch is not installed")
@@ -491,7 +485,7 @@ WORKS = {
     "lazy": lambda kind, columns, *_: fold(columns).dask,
     "`out=`": lambda kind, columns, image, tile: fold(columns, out=image),
     "in place": lambda kind, columns, image, tile: gpufold.add_blocks_(image, tile, [(0, 0)]),
-    "`Stitcher`": lambda kind, columns, image, tile: stitched(tile),
+    "`Stitcher`": lambda kind, columns, image, tile: gpufold.Stitcher((1, 4, 4), (2, 2)).add(tile, [(0, 0)]),
 }
 """What is asked of each kind: it works, or raises."""
 

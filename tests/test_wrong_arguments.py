@@ -33,12 +33,8 @@ import gpufold.onnx
 from gpufold.explanation import Explanation
 from gpufold.gpu.plan import Plan
 
-FRONTS = (
-    "gpufold",
-    pytest.param("gpufold.torch", marks=pytest.mark.peer("torch")),
-    pytest.param("gpufold.dask", marks=pytest.mark.peer("dask")),
-    pytest.param("gpufold.jax", marks=pytest.mark.peer("jax")),
-)
+TORCH, DASK, JAX = PACKAGES = "gpufold.torch", "gpufold.dask", "gpufold.jax"
+FRONTS = ["gpufold", *(pytest.param(name, marks=pytest.mark.peer(name.rpartition(".")[2])) for name in PACKAGES)]
 """The fronts that calls are drawn for."""
 
 DRAWS, MANY, ROOM = 500, 60_000, 1 << 30
@@ -198,7 +194,6 @@ NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks",
 NAMES += ("batch_to_space", "space_to_batch")
 
 
-TORCH, DASK, JAX = "gpufold.torch", "gpufold.dask", "gpufold.jax"
 MAKES = {
     "gpufold": "{}",
     TORCH: "torch.from_numpy({})",
