@@ -74,19 +74,9 @@ def check(model, given, want, by=("reference", "onnxruntime")):
         assert np.array_equal(got, as_array(want)), name
 
 
-EXPORTS = [
-    pytest.param(dynamo, each, id=f"{by}-{each}")
-    for dynamo, by, operations in (
-        (False, "by trace", OPERATIONS),
-        (True, "by export", [*OPERATIONS[1:], OPERATIONS[0]]),
-    )
-    for each in operations
-]
-"""Of each operation by both; every other one is of each operation once."""
-
-
 @pytest.mark.some(3, all=3)
-@pytest.mark.parametrize(("dynamo", "operation"), EXPORTS)
+@named(OPERATIONS)
+@BOTH
 @pytest.mark.peer("onnxruntime")
 def test_what_is_exported_computes_the_same(operation, dynamo):
     given = [each.requires_grad_(place < operation.differentiable) for place, each in enumerate(whole(operation))]
