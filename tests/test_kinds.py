@@ -7,7 +7,7 @@ import re
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,33 +138,21 @@ def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
         assert_same_bits(KINDS[kind].back(got), operation(*(array.copy() for array in arrays)))
 
 
-BY_BLOCK = np.float32([0.5, 3, -1.25])
-
-
-def of_blocks(dtype, window):
-    """Return blocks times the weights of their elements, in the dtype of their sums, and these weights."""
-    blocks, wide = values((3, 2, 2, 3), dtype, 1), definition.sum_dtype(np.dtype(dtype))
-    each = BY_BLOCK.astype(definition.weight_dtype(np.dtype(dtype)))[:, None, None]
-    for axis in window if isinstance(window, tuple) else () if window is None else (window,):
-        each = each * axis.astype(each.dtype).reshape(
-            axis.shape if axis.ndim == 2 else (-1, 1) if len(axis) == 2 else -1
-        )
-    each = np.broadcast_to(each, (3, 2, 3))
-    with np.errstate(all="ignore"):
-        return blocks, definition.scaled(blocks.astype(wide), np.multiply, each[:, None]), each
-
-
 @every_kind
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("window", [None, WINDOW, (WINDOW[:, 0], WINDOW[0])], ids=["none", "full", "separable"])
 def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
-    it, array = KINDS[kind], values((2, 6, 7), dtype)
-    blocks, terms, each = of_blocks(dtype, window)
-    want = definition.add_blocks(array.astype(terms.dtype), terms, POSITIONS).astype(dtype)
-    options = {"window": converted(kind, window, "window"), "weights": converted(kind, BY_BLOCK, "weights")}
+    it, array, blocks = KINDS[kind], values((2, 6, 7), dtype), values((3, 2, 2, 3), dtype, 1)
+    wide, real, own = definition.sum_dtype(dtype), definition.weight_dtype(dtype), np.float32([0.5, 3, -1.25])
+    axes = window if isinstance(window, tuple) else (np.ones((2, 3)) if window is None else window,)
+    each = reduce(np.multiply.outer, [weights.astype(real) for weights in (own, *axes)])
+    with np.errstate(all="ignore"):
+        terms = definition.scaled(blocks.astype(wide), np.multiply, each[:, None])
+    want = definition.add_blocks(array.astype(wide), terms, POSITIONS).astype(dtype)
+    options = {"window": converted(kind, window, "window"), "weights": converted(kind, own, "weights")}
     assert_same_bits(it.back(gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, **options)), want)
     if kind in (*ARRAYS, "torch"):
-        weight = values((6, 7), each.dtype, 3)
+        weight = values((6, 7), real, 3)
         sums, total = it.to(array), it.to(weight)
         gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, **options, weight_out=total)
         assert_same_bits(it.back(sums), want)
