@@ -210,6 +210,8 @@ TOO_WIDE = r"with lead \(3,\) and tiles of \(4, 5\) or less, got .*4, 6\)"
         (ValueError, "must come in ascending order .* got 2 after 3", TILES, [(3, 0), (2, 0)], {}),
         (TypeError, "window must hold real numbers", TILES, TWICE, {"window": np.ones((4, 5), complex)}),
         (ValueError, r"window must have the shape \(4, 5\)", TILES, TWICE, {"window": np.ones((5, 4))}),
+        (TypeError, "weights must be a numpy.ndarray", TILES, TWICE, {"weights": [1.0, 2.0]}),
+        (ValueError, r"weights must have the shape \(2,\), one for each block", TILES, TWICE, {"weights": np.ones(3)}),
     ],
 )
 @pytest.mark.parametrize("reduction", REDUCTIONS)
