@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import chain
 from math import prod
@@ -17,7 +17,7 @@ from torch import Tensor
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import over_the_end
 from gpufold.torch.tensors import is_in_aten, name_of
-from gpufold.weights import counted
+from gpufold.weights import counted, product_of
 
 Sizes: TypeAlias = list[Any]  # ints, symbols or torch.jit.trace's tensors, one per axis
 Weigh: TypeAlias = Callable[[Tensor, Sizes], Tensor]  # multiplies columns by the weights of a block
@@ -68,20 +68,16 @@ def decomposed(fold: Fold, operation: str, *arguments: Any) -> Tensor:
     return function(data, *sizes)
 
 
-def _weights(window: Tensor, kernel: Sizes, separable: bool) -> Tensor:
-    """Return the weights of a block's taps as a vector."""
-    axes = window.split(list(kernel)) if separable else (window.reshape(-1),)
-    product = axes[0]
-    for weights in axes[1:]:
-        product = (product.unsqueeze(-1) * weights).reshape(-1)
-    return product
+def _axes_of(window: Tensor, kernel: Sizes, separable: bool) -> Sequence[Tensor]:
+    """Return the tensors of a joined window."""
+    return window.split(list(kernel)) if separable else (window,)
 
 
 def _weighed(window: Tensor | None, separable: bool, columns: Tensor, kernel: Sizes) -> Tensor:
     """Return columns times their weights, products of half precision rounded once."""
     if window is None:
         return columns
-    weights = _weights(window, kernel, separable).unsqueeze(1)
+    weights = product_of(torch, _axes_of(window, kernel, separable)).reshape(-1, 1)
     each = columns.reshape(-1, prod(kernel), columns.shape[-1]).to(_dtype_of_sums(columns.dtype)) * weights
     return each.to(columns.dtype).reshape(columns.shape)
 
@@ -93,7 +89,7 @@ def _reduced(
     dtype, kernel = columns.dtype, sizes[1]
     columns = columns.to(_dtype_of_sums(dtype))
     if window is not None and reduction != "sum":
-        axes = counted(torch, window.split(list(kernel)) if separable else (window,), reduction)
+        axes = counted(torch, _axes_of(window, kernel, separable), reduction)
         separable = separable and reduction == "mean"
         window = torch.cat(axes) if separable else axes[0]
     image = fold(_weighed(window, separable, columns, kernel), *sizes)
