@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
@@ -31,9 +30,6 @@ from gpufold.compute import launcher
 
 MEASURED_SECONDS = 0.2
 """Seconds for the samples of calls that take turns."""
-
-TRAINED = ((4, 3, 8), (4, 8, 16), (8, 8, 16))
-"""Batch, channels and side of images folded from 3x3: small ones, then on both sides of `torch.executing.SMALL`."""
 
 TARGET = 10e-6
 """Seconds that a repeated call may take."""
@@ -84,10 +80,10 @@ def stand_in() -> Iterator[None]:
         launcher.cache_clear()
 
 
-def in_turns(*calls: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> list[float]:
+def in_turns(*calls: Callable[[], Any]) -> list[float]:
     """Return the median time of each call; all were made before."""
     results: dict[str, Times] = {}
-    clock = CpuClock(counter, pause=lambda seconds: None)
+    clock = CpuClock(pause=lambda seconds: None)
     interleave({str(number): call for number, call in enumerate(calls)}, clock, MEASURED_SECONDS, results, _raise)
     return [results[str(number)].median for number in range(len(calls))]
 
@@ -107,8 +103,6 @@ def host(options: argparse.Namespace, words: list[str], console: Console) -> int
     lines = [["problem", *(headings if find_spec("torch") else headings[:-1])]]
     lines += [[name, *(f"{cost * 1e6:.1f}" for cost in costs)] for name, *costs in rows]
     show(console, lines)
-    if find_spec("torch"):
-        show(console, _training())
     worst = max(repeated for _, _, *costs in rows for repeated in costs)
     (frame,) = in_turns(_stream())
     for text in (
@@ -172,27 +166,3 @@ def _on_tensors(problem: Problem) -> float:
     ):
         (call,) = _calls(problem, gpufold.torch, tensor)
         return in_turns(call)[0]
-
-
-def _training() -> list[list[str]]:
-    """Measure calls with gradients and torch's in turns, on the CPU: the processor time of one thread."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    lines = [["fold that records a gradient", "torch µs", "gpufold.torch µs", "ratio"]]
-    for batch, channels, side in TRAINED:
-        columns = torch.randn(batch, channels * 9, (side - 2) ** 2, requires_grad=True)
-        forward = [partial(fold, columns, side, 3) for fold in (torch.nn.functional.fold, gpufold.torch.fold)]
-        backward = [partial(_with_gradient, fold, columns) for fold in forward]
-        image = f"{batch}x{channels}x{side}x{side}"
-        for name, calls in ((f"{image}, forward", forward), (f"{image}, forward and backward", backward)):
-            theirs, ours = in_turns(*calls, counter=time.process_time)
-            lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ours / theirs:.2f}"])
-    torch.set_num_threads(before)
-    return lines
-
-
-def _with_gradient(fold: Callable[[], Any], columns: Any) -> None:
-    columns.grad = None
-    fold().sum().backward()
