@@ -114,11 +114,9 @@ def _define(operation: str) -> None:
         return rules.linear(data, window, positions, out, call_of(operation, arguments))
 
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
-        tensors = [
-            tensor if dim is None else tensor.select(dim, 0)
-            for tensor, dim in zip(arguments[:4], in_dims[:4], strict=True)
-        ]
-        return rules.batched(info.batch_size, in_dims, arguments[:4], call_of(operation, (*tensors, *arguments[4:])))
+        given, dims = arguments[:4], in_dims[:4]
+        call = call_of(operation, (*rules.row_of(given, dims, 0), *arguments[4:]))
+        return rules.batched(info.batch_size, dims, given, call)
 
     sizes = "".join(f"SymInt[] {name}, " for name in SIZES[operation])
     reduction = "mode" if operation == "take_blocks" else "reduction"

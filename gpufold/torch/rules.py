@@ -155,21 +155,20 @@ TORCH = adjoints.Library(
 """torch, where a window is joined."""
 
 
-def batched(
-    size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None], call: Call
-) -> tuple[Tensor, int]:
+def row_of(tensors: Sequence[Tensor | None], dims: Sequence[int | None], row: int) -> list[Any]:
+    """Return the tensors of one row of a batch, of which each has its batch axis; tensors without one are shared."""
+    return [
+        tensor if dim is None or tensor is None else tensor.select(dim, row)
+        for tensor, dim in zip(tensors, dims, strict=True)
+    ]
+
+
+def batched(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None], call: Call) -> tuple[Tensor, int]:
     """Compute a call for a batch of tensors: the rule of vmap."""
-    data_dim, window_dim, positions_dim, out_dim = in_dims[:4]
+    data_dim, window_dim, positions_dim, out_dim = dims
     if window_dim is None and positions_dim is None:
         return adjoints.batched(TORCH, size, (data_dim, out_dim), tensors, call)
-
-    def selected(row: int) -> list[Any]:
-        return [
-            tensor if dim is None or tensor is None else tensor.select(dim, row)
-            for tensor, dim in zip(tensors, in_dims[:4], strict=True)
-        ]
-
-    return torch.stack([apply(call, *selected(row)) for row in range(size)]), 0
+    return torch.stack([apply(call, *row_of(tensors, dims, row)) for row in range(size)]), 0
 
 
 # ---------------------------------------------------------------------------------------------
