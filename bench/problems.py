@@ -110,35 +110,24 @@ class Problem:
         channels = count if count < geometry.channels else gcd(count, geometry.channels)
         return replace(self, geometry=replace(geometry, lead=(count // channels, channels), axes=(first, *others)))
 
-    @property
-    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shape of the separate array, columns or a batch, and of the whole one, an image or space."""
-        geometry = self.planned_geometry
-        return geometry.blocks_shape, geometry.array_shape
-
-    @property
-    def planned_geometry(self) -> Any:
-        """The geometry of gpufold's call."""
-        geometry = self.geometry
+    def call(self, dtype: str, variant: str = "auto") -> Call:
+        """Describe gpufold's call."""
+        geometry: Any = self.geometry
         if self.operation in AT_POSITIONS:
-            return PositionsGeometry(prod(geometry.num_blocks), geometry.lead, geometry.size, geometry.block_shape)
-        if self.operation not in BLOCK_OPERATIONS:
-            return geometry
-        return BlocksGeometry(geometry.lead, geometry.axes)
-
-    @property
-    def fusion(self) -> Fusion:
-        """The arithmetic that gpufold fuses."""
+            geometry = PositionsGeometry(prod(geometry.num_blocks), geometry.lead, geometry.size, geometry.block_shape)
+        elif self.operation in BLOCK_OPERATIONS:
+            geometry = BlocksGeometry(geometry.lead, geometry.axes)
         window = "none" if not self.window else "separable"
-        return Fusion(self.reduction, window, accumulate=self.operation == "add_blocks")
+        fusion = Fusion(self.reduction, window, accumulate=self.operation == "add_blocks")
+        return Call(self.operation, geometry, dtype, fusion, variant)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return self._shapes[self.operation in TAKING]
+        return self.call(self.dtypes[0]).data_shape
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        return self._shapes[self.operation not in TAKING]
+        return self.call(self.dtypes[0]).result_shape
 
     def compulsory_bytes(self, dtype: str) -> int:
         """Return the minimum memory traffic, as plans count it: mostly each input and output byte once."""
@@ -276,9 +265,8 @@ class Problem:
 
 def plan_of(problem: Problem, variant: str, dtype: str, device: Device = H200, given: Operand | None = None) -> Plan:
     """Plan a variant for a device, for a contiguous result, and for contiguous data if no others are given."""
-    call = Call(problem.operation, problem.planned_geometry, dtype, problem.fusion, variant)
-    result = Operand.contiguous(problem.output_shape)
-    return choose(call, given or Operand.contiguous(problem.input_shape), result, device)
+    call = problem.call(dtype, variant)
+    return choose(call, given or Operand.contiguous(call.data_shape), Operand.contiguous(call.result_shape), device)
 
 
 def pixels(geometry: SlidingGeometry, first: Any, library: Any = np) -> Any:

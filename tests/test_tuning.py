@@ -356,9 +356,8 @@ def test_batches_of_a_problem_meet_few_keys():
     for found in PROBLEMS[::3]:
         keys = set()
         for batch in range(1, 65):
-            sized = replace(found, geometry=of_batch(found.geometry, batch))
-            call = Description(sized.operation, sized.planned_geometry, "float32", sized.fusion)
-            keys.add(key(call, Operand.contiguous(sized.input_shape), Operand.contiguous(sized.output_shape)))
+            call = replace(found, geometry=of_batch(found.geometry, batch)).call("float32")
+            keys.add(key(call, Operand.contiguous(call.data_shape), Operand.contiguous(call.result_shape)))
         counts.append(len(keys))
     assert sum(counts) / len(counts) <= 10, counts
 
