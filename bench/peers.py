@@ -404,12 +404,8 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
     """Let gpufold compute on JAX arrays, in a compiled program."""
     from jax import numpy
 
-    function, given = getattr(gpufold, problem.operation), problem.given(numpy.asarray)
-
-    def run(array: Any) -> Any:
-        return problem.bound(function, partial(numpy.zeros, dtype=array.dtype), given)(array)
-
-    return _in_jax(data, threads, run)
+    function, zeros = getattr(gpufold, problem.operation), partial(numpy.zeros, dtype=data.dtype)
+    return _in_jax(data, threads, problem.bound(function, zeros, problem.given(numpy.asarray)))
 
 
 # ---- torch
