@@ -81,8 +81,8 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
         others = given[count:] if places is None else (places, *given[count:])
         if elements > 1:
             others = described(name, arrays[1], given[1]), *others
-        if "dtype" in named:
-            named = named | {"dtype": tensors.dtype_given(named["dtype"])}
+        if isinstance(dtype := named.get("dtype"), torch.dtype):
+            named = named | {"dtype": tensors.DTYPES.get(dtype, dtype)}
         return describe(first, *others, **named)
 
     def recorded(given: tuple[Any, ...], places: Any, named: dict[str, Any]) -> Tensor:

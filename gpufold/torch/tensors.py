@@ -42,12 +42,6 @@ class Dtype(NamedTuple):
 DTYPES = {getattr(torch, name): Dtype(name) for name in ELEMENT_TYPES}
 """The dtypes that can be summed."""
 
-
-def dtype_given(dtype: Any) -> Any:
-    """Return a given dtype as the NumPy path understands it."""
-    return DTYPES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
-
-
 INTEGERS = frozenset(dtype for dtype, known in DTYPES.items() if "int" in known.name)
 """The dtypes that positions may have."""
 
