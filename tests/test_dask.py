@@ -196,6 +196,15 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
     assert_same_bits(lazy.result().compute(), want, f"seed {seed}, in two batches")
 
 
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
+def test_no_blocks_are_taken_of_an_array_without_elements_in_any_mode(mode):
+    """Named cases of empty arrays are taken in mode "constant" alone."""
+    given = np.zeros((0, 1), int), 3
+    for shape in ((2, 0), (0, 5)):
+        taken = gpufold.dask.take_blocks(da.zeros(shape, chunks=2), *given, mode=mode)
+        assert_same_bits(taken.compute(), gpufold.take_blocks(np.zeros(shape), *given, mode=mode))
+
+
 LAZY = da.ones((2, 4, 4))
 CORNERS = [(0, 0), (2, 2)]
 

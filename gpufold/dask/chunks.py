@@ -215,14 +215,12 @@ def near_positions(geometry: PositionsGeometry, positions: Any) -> Any:
 def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
     """Yield every pair of a part of the blocks and a chunk of the array that intersect, and the numbers of the blocks.
 
-    Parts and numbers ascend. With mode "edge", a block intersects the chunks that its elements come from.
+    Parts and numbers ascend.
     """
     geometry = geometry_of(call, PositionsGeometry)
     chunks, counts = [], []  # along each axis: the first chunk that a block intersects, and how many
-    for axis, (size, side, sizes) in enumerate(zip(geometry.size, geometry.block_shape, cut, strict=True)):
+    for axis, (side, sizes) in enumerate(zip(geometry.block_shape, cut, strict=True)):
         begin, end = positions[:, axis], positions[:, axis] + side
-        if call.fusion.mode == "edge":
-            begin, end = begin.clip(0, size - 1), end.clip(1, size)
         some = np.flatnonzero(sizes)  # the others are empty
         ends = np.cumsum(sizes)[some]
         first = np.searchsorted(ends, begin, "right")

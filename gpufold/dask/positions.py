@@ -32,7 +32,7 @@ from gpufold.dask.chunks import (
 from gpufold.dispatch import linked
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
-from gpufold.outside import BY_INDEX, extended, period_of
+from gpufold.outside import extended, period_of
 from gpufold.positions import add_into
 from gpufold.positions import average as average_chunk
 from gpufold.windows import check_block_weights, narrowed
@@ -101,7 +101,7 @@ def take_blocks(
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
-    if call.fusion.mode in BY_INDEX:
+    if call.fusion.mode != "constant" and 0 not in geometry_of(call, PositionsGeometry).blocks_shape:
         array, positions = _extended(array, positions, call)
         call = calls.take_blocks(array, positions, block_shape, window=window, variant=variant)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
@@ -171,9 +171,12 @@ def average(numerator: da.Array, weight: da.Array, *, variant: Variant = "auto")
 def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, Any]:
     """Return an array padded as far as blocks reach, and their positions in it."""
     geometry, mode = geometry_of(call, PositionsGeometry), call.fusion.mode
-    sizes, period = np.array(geometry.size), [period_of(size, mode) for size in geometry.size]
-    far = (positions < -sizes) | (positions > sizes)
-    positions = np.where(far, positions % period, positions)
+    sizes = np.array(geometry.size)
+    if mode == "edge":
+        positions = near_positions(geometry, positions)
+    else:
+        far = (positions < -sizes) | (positions > sizes)
+        positions = np.where(far, positions % [period_of(size, mode) for size in geometry.size], positions)
     begins = -positions.min(axis=0, initial=0)
     ends = (positions.max(axis=0, initial=0) + geometry.block_shape - sizes).clip(0)
     array = extended(da, np.arange, array, zip(begins.tolist(), ends.tolist(), strict=True), mode)
@@ -237,10 +240,8 @@ def _join_blocks(
     library, rank = library_of(call.operation, "a chunk", blocks), len(geometry.size)
     for piece, chosen, box in zip(pieces, numbers, boxes, strict=True):
         inside: Any = np.True_
-        for axis, (pixels, side, size) in enumerate(zip(box, geometry.block_shape, geometry.size, strict=True)):
+        for axis, (pixels, side) in enumerate(zip(box, geometry.block_shape, strict=True)):
             along = positions[chosen, axis, None] + np.arange(side)
-            if call.fusion.mode == "edge":
-                along = along.clip(0, size - 1)
             lies = (along >= pixels.start) & (along < pixels.stop)
             ones = (1,) * len(geometry.lead)
             inside = inside & lies.reshape(-1, *ones, *(1,) * axis, side, *(1,) * (rank - 1 - axis))
