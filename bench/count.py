@@ -16,7 +16,7 @@ import numpy as np
 
 import gpufold
 from bench import hostcuda
-from bench.hostcuda import work
+from bench.hostcuda import Arrays, work
 from bench.hostcuda.cubin import architecture_of, resources
 from bench.hostcuda.machine import Counters
 from bench.measure import difference
@@ -80,7 +80,7 @@ def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> list[Co
     kind = ELEMENT_TYPES[dtype].weight
     weights = tuple(each.astype(kind) for each in problem.weights()) if problem.window else None
     positions = problem.positions() if problem.operation in AT_POSITIONS else None
-    done = work(plan, data, result, weights, positions, device=device)
+    done = work(plan, Arrays(data, result, weights, positions), device)
     if wrong := difference(result, problem(data), TOLERANCE):
         raise AssertionError(f"{plan}: {wrong}")
     return done

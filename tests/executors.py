@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import gpufold
 from bench import hostcuda
+from bench.hostcuda import Arrays
 from gpufold import calls
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu import parameters
@@ -206,16 +207,6 @@ def calls_of(case, dtype):
 # Executions
 
 
-class Arrays(NamedTuple):
-    """What a kernel is given."""
-
-    input: np.ndarray
-    result: np.ndarray
-    window: tuple[np.ndarray, ...] | None = None
-    positions: np.ndarray | None = None
-    weight_out: np.ndarray | None = None
-
-
 def arrays_of(call: Call, before=None) -> Arrays:
     """The arrays of a call, contiguous, with what a result is added to."""
     description, options = call.described(), call.options
@@ -252,17 +243,11 @@ def wide_offsets(*caches: Any) -> Iterator[None]:
         cached.cache_clear()
 
 
-def execute(plan: Plan, arrays: Arrays, executor: str = "plain", **options) -> None:
-    """Let the build by g++ run a plan, in a mode of its own."""
-    *given, weight_out = arrays
-    hostcuda.run(plan, *given, weight_out=weight_out, mode=executor, **options)
-
-
 def run(call: Call, variant: str, before=None, device: Device = H200, executor: str = "plain", **options):
     """Execute the rule's plan of a variant on contiguous arrays; return it with them."""
     arrays = arrays_of(call, before)
     plan = next(iter(plans_of(call, variant, arrays, device)))
-    execute(plan, arrays, executor, **options)
+    hostcuda.run(plan, arrays, executor, **options)
     return plan, arrays
 
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 from cases import BLOCKS_CASES, FAR, POSITIONS_CASES, assert_same_bits, values, window_of
-from executors import Call, operand, run
+from executors import Arrays, Call, operand, run
 
 import gpufold
 from bench import hostcuda
@@ -116,7 +116,7 @@ def test_what_no_block_covers_is_left_alone(variant):
     out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
     positions = np.array([(3, 7), (5, 9)])
     plan = choose(calls.add_blocks(out, blocks, positions, variant=variant), operand(blocks), operand(out))
-    moved = hostcuda.work(plan, blocks, out, None, positions)[-1]
+    moved = hostcuda.work(plan, Arrays(blocks, out, None, positions))[-1]
     assert moved.stores.bytes == 4 * np.count_nonzero(out) == 4 * (2 * 4 * 5 - 2 * 3)
     assert out.sum() == blocks.sum()
 
@@ -130,6 +130,6 @@ def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("4", "1")
     blocks = np.empty(case.blocks_shape, np.float32)
     far = np.full_like(case.positions, FAR - 1)
-    moved = hostcuda.work(plan, values(case.shape, np.float32), blocks, None, far)[-1]
+    moved = hostcuda.work(plan, Arrays(values(case.shape, np.float32), blocks, None, far))[-1]
     assert moved.loads.bytes == 2 * 2 * 8 * prod((40, 8, 8)), "positions alone, one for four planes"
     assert moved.stores.bytes == blocks.nbytes

@@ -284,7 +284,7 @@ def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
     def moved(fusion, weights=None):
         plan = choose(Call("col2im", shrunk.geometry, "float32", fusion=fusion), *operands, SCALED)
         data, result = shrunk.data("float32"), np.zeros(shrunk.output_shape, np.float32)
-        counters = hostcuda.work(plan, data, result, weights)[-1]
+        counters = hostcuda.work(plan, hostcuda.Arrays(data, result, weights))[-1]
         assert not counters.atomics.requests
         return counters
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import hostcuda
-from bench.hostcuda import cubin
+from bench.hostcuda import Arrays, cubin
 from gpufold.gpu.plan import H200, Plan
 
 pytestmark = pytest.mark.hostcuda
@@ -44,7 +44,7 @@ def sample_plan(symbol, input, output, parameters=bytes(4), threads=256, blocks=
 def run(mode, symbol, input, output, *given, seed=0, **options):
     """Run a sample kernel."""
     plan = sample_plan(symbol, input, output, *given, **options)
-    hostcuda.run(plan, input, output, mode=mode, seed=seed, kernels=SAMPLES)
+    hostcuda.run(plan, Arrays(input, output), mode, seed, SAMPLES)
 
 
 # ---- what is right, and what is a fault
@@ -142,7 +142,8 @@ def test_a_changed_header_is_never_stale(tmp_path):
     result = np.zeros(4, np.int32)
     for value in (1, 2):
         (tmp_path / "value.cuh").write_text(f"constexpr int value = {value};\n")
-        hostcuda.run(sample_plan("fill", result, result, threads=4), result.copy(), result, kernels=tmp_path)
+        plan = sample_plan("fill", result, result, threads=4)
+        hostcuda.run(plan, Arrays(result.copy(), result), kernels=tmp_path)
         assert result.tolist() == [value] * 4
 
 
@@ -158,7 +159,7 @@ def test_machine_code_asks_for_what_the_source_does(width, times, architecture):
     result = np.empty(data.shape[::-1], np.float32)
     plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
     device = replace(H200, compute_capability=divmod(architecture, 10))
-    (done,) = hostcuda.work(plan, data, result, device=device, kernels=SAMPLES)
+    (done,) = hostcuda.work(plan, Arrays(data, result), device, SAMPLES)
     assert np.array_equal(result, data.T)
     assert done.loads.sectors == 1024
     assert done.stores.sectors == 1024 * times
@@ -171,4 +172,4 @@ def test_a_fault_of_machine_code_is_reported():
     data, result = numbers(8, 32), np.empty((32, 8), np.float32)
     plan = sample_plan("store", data, result, struct.pack("iii", 256, 8, 1 << 20))
     with pytest.raises(hostcuda.Fault, match=r"store, machine code for 90: block .* are in no array"):
-        hostcuda.work(plan, data, result, kernels=SAMPLES)
+        hostcuda.work(plan, Arrays(data, result), kernels=SAMPLES)

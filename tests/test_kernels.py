@@ -54,7 +54,6 @@ from executors import (
     assert_same_bytes,
     block_by_block,
     call_of,
-    execute,
     plans_of,
     random_bits,
     wide_offsets,
@@ -346,7 +345,7 @@ def check(row, number, what=None):
                 if arrays.weight_out is not None:
                     laid.weight_out[...] = arrays.weight_out
                 try:
-                    execute(plan, laid, what.executor, seed=what.seed)
+                    hostcuda.run(plan, laid, what.executor, what.seed)
                 except hostcuda.Fault as fault:
                     raise AssertionError(f"{where}{fault}") from fault
                 compare(call, before, what, variant, laid, wanted, where)

@@ -548,7 +548,7 @@ def test_an_order_that_matters_is_never_given_up():
     shape = OF_FIFTY_AXES[0]
     out, blocks = np.full(shape, 0.5), np.array([1e16, 3.0, -1e16]).reshape(3, *shape)
     plan = placed(*OF_FIFTY_AXES, 3, dtype="float64")
-    hostcuda.run(plan, blocks, out, positions=np.zeros((3, 50), np.int64))
+    hostcuda.run(plan, hostcuda.Arrays(blocks, out, positions=np.zeros((3, 50), np.int64)))
     assert out.item() == 0.5 + 1e16 + 3 - 1e16 != 3.5
 
 

@@ -91,7 +91,7 @@ def test_machine_code_gives_the_bits_of_the_numpy_path(name, architecture):
     """Instructions differ: 64-bit integers are added and compared in one from compute capability 12.0 on."""
     with planned(name) as (call, arrays, plan):
         device = replace(H200, compute_capability=divmod(architecture, 10))
-        hostcuda.work(plan, *arrays[:4], device=device)
+        hostcuda.work(plan, arrays, device)
         assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes
     got, want = arrays.result, call.on(call.data.copy())
     assert np.any(got != 0)

@@ -2,8 +2,8 @@
 
 from . import cubin, nvcc
 from .build import unavailable
-from .execute import run
+from .execute import Arrays, run
 from .machine import work
 from .memory import Fault
 
-__all__ = ["Fault", "cubin", "nvcc", "run", "unavailable", "work"]
+__all__ = ["Arrays", "Fault", "cubin", "nvcc", "run", "unavailable", "work"]

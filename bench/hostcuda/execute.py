@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -27,18 +27,17 @@ Argument = tuple[Placed, ...] | bytes
 Mode = Literal["plain", "observed", "shuffled", "sanitized"]
 
 
-def run(
-    plan: Plan,
-    input_array: NDArray,
-    output_array: NDArray,
-    window: tuple[NDArray, ...] | None = None,
-    positions: NDArray | None = None,
-    *,
-    weight_out: NDArray | None = None,
-    mode: Mode = "plain",
-    seed: int = 0,
-    kernels: Path = KERNELS,
-) -> None:
+class Arrays(NamedTuple):
+    """The arrays that a plan is executed on."""
+
+    input: NDArray
+    result: NDArray
+    window: tuple[NDArray, ...] | None = None
+    positions: NDArray | None = None
+    weight_out: NDArray | None = None
+
+
+def run(plan: Plan, arrays: Arrays, mode: Mode = "plain", seed: int = 0, kernels: Path = KERNELS) -> None:
     """Execute a plan, from the sources in the folder `kernels`; arrays are changed as a GPU would.
 
     Parameters
@@ -49,7 +48,7 @@ def run(
         UndefinedBehaviorSanitizer, in a process of its own.
     """
     build: Build = "observed" if mode == "shuffled" else mode
-    with launches_of(plan, input_array, output_array, window, positions, weight_out) as launches:
+    with launches_of(plan, arrays) as launches:
         for step, arguments in launches:
             kernel = build_kernel(kernels / step.source, step.symbol, step.defines, build)
             launch = partial(_launch, kernel, step, arguments, build, seed + 1 if mode == "shuffled" else 0)
@@ -58,22 +57,16 @@ def run(
 
 
 @contextmanager
-def launches_of(
-    plan: Plan,
-    input_array: NDArray,
-    output_array: NDArray,
-    window: tuple[NDArray, ...] | None = None,
-    positions: NDArray | None = None,
-    weight_out: NDArray | None = None,
-) -> Iterator[list[tuple[Plan, tuple[Argument, ...]]]]:
+def launches_of(plan: Plan, arrays: Arrays) -> Iterator[list[tuple[Plan, tuple[Argument, ...]]]]:
     """Give the launches of a plan with their arguments, and bring back what these have written.
 
-    The output starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
+    The result starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
     """
+    data, result, window, positions, weight_out = arrays
     if not plan.reads_output:
-        output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
+        result[...] = np.zeros((), result.dtype) if plan.zero_output else poison(result.dtype)
     once = not plan.atomic_output
-    arguments: list[Argument] = [(Placed(input_array),), (Placed(output_array, writable=True, once=once),)]
+    arguments: list[Argument] = [(Placed(data),), (Placed(result, writable=True, once=once),)]
     if positions is not None:
         arguments.append((Placed(positions),))
     arguments.append(bytes(8) if window is None else tuple(map(Placed, window)))

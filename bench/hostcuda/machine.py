@@ -25,8 +25,8 @@ from gpufold.gpu.variants.views import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS
-from .execute import Argument, arrays_of, bytes_of, launches_of
-from .memory import Fault, NDArray
+from .execute import Argument, Arrays, arrays_of, bytes_of, launches_of
+from .memory import Fault
 from .module import Array, Launch, runtime
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
@@ -397,21 +397,12 @@ def _constants(architecture: int, plan: Plan, arguments: bytes, kernels: Path) -
     return bytes(bank) + cubin.section(plan, f".nv.constant2.{plan.symbol}", architecture, kernels)
 
 
-def work(
-    plan: Plan,
-    input_array: NDArray,
-    output_array: NDArray,
-    window: tuple[NDArray, ...] | None = None,
-    positions: NDArray | None = None,
-    *,
-    device: Device = H200,
-    kernels: Path = KERNELS,
-) -> list[Counters]:
+def work(plan: Plan, arrays: Arrays, device: Device = H200, kernels: Path = KERNELS) -> list[Counters]:
     """Execute a plan's machine code for a device; arrays are changed as a GPU would.
 
     Return what each launch did: those that fill scratch memory, and last the plan's own.
     """
-    with launches_of(plan, input_array, output_array, window, positions) as launches:
+    with launches_of(plan, arrays) as launches:
         return [_run(step, arguments, cubin.architecture_of(device), kernels) for step, arguments in launches]
 
 
