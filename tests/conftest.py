@@ -32,10 +32,10 @@ def missing(mark, name=""):
         except cupy.cuda.runtime.CUDARuntimeError as error:
             return f"no CUDA device: {error}"
         return None if count else "no CUDA device"
-    if mark in ("hostcuda", "nvrtc", "nvcc"):
+    if mark in ("hostcuda", "nvrtc"):
         from bench import hostcuda
 
-        return {"hostcuda": hostcuda, "nvrtc": hostcuda.cubin, "nvcc": hostcuda.nvcc}[mark].unavailable()
+        return {"hostcuda": hostcuda, "nvrtc": hostcuda.cubin}[mark].unavailable()
     if mark == "site":
         if not (Path(__file__).parents[1] / "docs" / "_build" / "html" / "index.html").is_file():
             return "the site is not built (make docs)"

@@ -79,9 +79,9 @@ FAULTS = (
           """mov.b64 %0, %3; @p ld.global.nc" L2_FETCH ".u64 %0, [%1];}"
             : "=l"(word)""",
           SOURCES + "outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them[common.cuh]"),
-    Fault("an annotation that nvcc ignores", "kernels/positions.cuh", "    TapWeight() = default;",
+    Fault("an annotation that compilers ignore", "kernels/positions.cuh", "    TapWeight() = default;",
           "    __device__ TapWeight() = default;",
-          SOURCES + "nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own[add_blocks_output_driven.cu-75]"),
+          SOURCES + "nvrtc_warns_of_nothing[add_blocks_output_driven.cu-75]"),
     # --- tensors
     Fault("a gradient that forgets what a mean divides by", "gpufold/adjoints.py",
           "geometry, gradient = call.geometry, _divided(xp, call, gradient, window)", "geometry = call.geometry",

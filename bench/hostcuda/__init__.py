@@ -1,9 +1,9 @@
 """Runs the CUDA kernels on the CPU, from their unmodified sources; see README.md in this folder."""
 
-from . import cubin, nvcc
+from . import cubin
 from .build import unavailable
 from .execute import Arrays, run
 from .machine import work
 from .memory import Fault
 
-__all__ = ["Arrays", "Fault", "cubin", "nvcc", "run", "unavailable", "work"]
+__all__ = ["Arrays", "Fault", "cubin", "run", "unavailable", "work"]

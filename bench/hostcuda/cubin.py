@@ -97,12 +97,19 @@ def compile(
     headers = [content for path, content in sorted(made.items()) if path != kernels / source]
     placeless = options(architecture, Path("kernels"), flush)
     key = [_versions().encode(), text.encode(), *map(str.encode, placeless), *headers]
-    return keep(".elf", key, lambda made: made.write_bytes(_compile(source, text, passed))).read_bytes()
+    return keep(".elf", key, lambda made: made.write_bytes(_compile(source, text, passed)[0])).read_bytes()
 
 
 def compile_text(text: str, passed: Sequence[str]) -> bytes:
     """Compile a program to PTX for an architecture such as compute_90, without caching."""
-    return _compile("program.cu", text, [option.encode() for option in passed])
+    return _compile("program.cu", text, [option.encode() for option in passed])[0]
+
+
+def warnings(source: str, defines: Defines, architecture: int) -> str:
+    """Compile a source file of `kernels/` on its own, and return what NVRTC warns of."""
+    text = "".join(f"#define {name} {value}\n" for name, value in defines) + f'#include "{source}"\n'
+    passed = [option.encode() for option in options(architecture, KERNELS, flush=True)]
+    return _compile("program.cu", text, passed)[1]
 
 
 @cache
@@ -112,20 +119,25 @@ def _versions() -> str:
     return " ".join(found.get(f"nvidia-cuda-{wheel}", "") for wheel in wheels)
 
 
-def _compile(source: str, text: str, passed: list[bytes]) -> bytes:
-    nvrtc = _nvrtc()
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+def _compile(source: str, text: str, passed: list[bytes]) -> tuple[bytes, str]:
+    """Return the code, and the log that NVRTC leaves where it succeeds: its warnings."""
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+
+    def read(what: str) -> bytes:
+        size = ctypes.c_size_t()
+        getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        result = ctypes.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{what}")(program, result)
+        return result.raw
+
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(passed), (ctypes.c_char_p * len(passed))(*passed))
     to_ptx = any(option.startswith(b"-arch=compute_") for option in passed)
-    wanted = "ProgramLog" if failed else "PTX" if to_ptx else "CUBIN"
-    getattr(nvrtc, f"nvrtcGet{wanted}Size")(program, ctypes.byref(size))
-    result = ctypes.create_string_buffer(size.value)
-    getattr(nvrtc, f"nvrtcGet{wanted}")(program, result)
+    log, code = read("ProgramLog").rstrip(b"\0").decode(), b"" if failed else read("PTX" if to_ptx else "CUBIN")
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     if failed:
-        raise CompileError(result.value.decode())
-    return result.raw
+        raise CompileError(log)
+    return code, log
 
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
