@@ -811,7 +811,6 @@ def cupy():
 # The plugin
 
 NOT_HERE = {
-    "test_the_benchmark_sees_the_memory_of_both_allocators": "needs the pools of both libraries",
     "test_dask_chunks_on_the_gpu": "dask asks more of CuPy than is stood in for",
     "test_past_two_to_the_31": "needs many GB",
     "fills-the-device": "needs the speed of a GPU",
