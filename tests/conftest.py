@@ -43,8 +43,6 @@ def missing(mark, name=""):
         return missing("peer", "selenium") or (f"{' and '.join(absent)} are not on the PATH" if absent else None)
     if mark == "peer" and importlib.util.find_spec(name) is None:
         return f"{name} is not installed"
-    if mark == "beside" and not (Path(sys.prefix) / name).is_dir():
-        return f"{name} is not in the environment (make test ALL=1 installs it)"
     return None
 
 

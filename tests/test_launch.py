@@ -52,20 +52,16 @@ print(major.value, minor.value)
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(
-    ("release", "least"),
-    [
-        pytest.param("12.9", (12, 9), marks=pytest.mark.beside("nvrtc-12.9")),
-        pytest.param("newest", (13, 1), marks=pytest.mark.beside("nvrtc-newest")),
-    ],
-)
+@pytest.mark.parametrize(("release", "least"), [("12.9", (12, 9)), ("newest", (13, 1))])
 def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
     """One specialisation of each, for an architecture, both drawn; the libraries of a process are of one release."""
-    rng, asked = random.Random(release), {}
+    rng, asked, folder = random.Random(release), {}, Path(sys.prefix) / f"nvrtc-{release}"
+    if not folder.is_dir():
+        pytest.skip(f"{folder.name} is not in the environment (make test ALL=1 installs it)")
     for plan in rng.sample(plans(), len(plans())):
         options = [*sources.options(), f"-arch=sm_{rng.choice((75, 90, 120))}", "-ftz=true"]
         asked[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines), options
-    found = python("-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}"), given=json.dumps([*asked.values()]))
+    found = python("-c", OTHER_NVRTC, str(folder), given=json.dumps([*asked.values()]))
     assert tuple(map(int, found.split())) >= least
     assert len(asked) > 23
 
