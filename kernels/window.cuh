@@ -78,7 +78,7 @@ template <typename Element> inline __device__ Element weigh_element(Element elem
 // A mean, which is zero if the divisor is below the smallest normal number.
 template <typename Number> inline __device__ Number divide_or_zero(Number sum, Weight divisor)
 {
-    constexpr Weight least = sizeof(Weight) == 4 ? Weight(1.17549435e-38f) : Weight(2.2250738585072014e-308);
+    constexpr Weight least = Weight(sizeof(Weight) == 4 ? 0x1p-126 : 0x1p-1022);
     const bool covered = !(divisor < least && divisor > -least);
     return covered ? divide(sum, divisor) : Number{};
 }

@@ -165,7 +165,7 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
     [("complex64", "float32"), ("int32", "float32"), ("float32", "float16")],
 )
 def test_weighted_blocks_that_the_array_does_not_hold_are_refused(kind, dtype, narrow):
-    it, weights = KINDS[kind], converted(kind, BY_BLOCK, "weights")
+    it, weights = KINDS[kind], converted(kind, np.ones(3, np.float32), "weights")
     array, blocks = it.to(values((2, 6, 7), narrow)), it.to(values((3, 2, 2, 3), dtype))
     for function in (gpufold.add_blocks, *[gpufold.add_blocks_] * (kind in (*ARRAYS, "torch"))):
         with pytest.raises(

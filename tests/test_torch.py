@@ -684,6 +684,10 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             (4,), (2,), window=(NESTED,))),
         (TypeError, "weights must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weights=torch.ones(1, device="meta"))),
+        (ValueError, "blocks must be on the device of array, cpu, got meta", lambda: gpufold.torch.add_blocks(
+            COLUMN, torch.ones(1, 2, 2, device="meta"), [(0, 0)], weights=torch.ones(1))),
+        (TypeError, "blocks has dtype float8_e5m2, but the supported ones are", lambda: gpufold.torch.add_blocks(
+            COLUMN, torch.ones(1, 2, 2).to(torch.float8_e5m2), [(0, 0)], weights=torch.ones(1))),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
     ],

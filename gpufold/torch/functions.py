@@ -15,7 +15,7 @@ from gpufold import blocks, calls, outside, positions, sliding, space
 from gpufold.arrays import check_bytes
 from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
-from gpufold.elements import check_sums
+from gpufold.elements import check_dtype, check_sums
 from gpufold.given import is_separable, word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX
@@ -186,7 +186,9 @@ def _weighed(
     for argument, tensor in (("array", array), ("blocks", blocks), ("weights", weights)):
         tensors.check_tensor(name, argument, tensor)
     of_blocks, of_array = tensors.name_of(blocks.dtype), tensors.name_of(array.dtype)
+    check_dtype(name, "blocks", of_blocks)
     check_sums(name, of_blocks, of_array, "array must have the result's dtype")
+    tensors.check_beside(name, "blocks", blocks, "array", array)
     check_block_weights(name, weights, of_array, len(blocks))
     tensors.check_read(name, array=array, blocks=blocks, weights=weights)
     axes, block = tensors.weights_of(window), tuple(blocks.shape[blocks.ndim - places.shape[-1] :])
