@@ -22,10 +22,8 @@ def types_of(problem: Problem, itemsize: int) -> dict[str, str]:
     """Return the types of elements and window; elements that are only copied have a type of their size."""
     if problem.fusion.window == "none":
         return word_types(itemsize)
-    element, fused = problem.element, fusion_defines(problem)
-    names = ("WINDOW", "WINDOW_AXES", "WEIGHT")
-    types = {"SCALAR": element.scalar, "ACCUMULATOR": element.accumulator}
-    return types | {name: fused[name] for name in names if name in fused}
+    types = {"SCALAR": problem.element.scalar, "ACCUMULATOR": problem.element.accumulator}
+    return types | fusion_defines(problem)
 
 
 def taps_at_once(view: View) -> int:
