@@ -11,13 +11,22 @@
 
 constexpr int planes_at_once = sizeof(Scalar) <= 4 ? 4 : 2;
 
-template <int planes> inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters& p)
+// Moves a pixel of all planes, `at_once` of them in flight together; the rest one by one.
+template <int at_once>
+inline __device__ void move(const Scalar* batch, Scalar* space, Offset planes, const Parameters& p)
 {
-    Scalar values[planes];
-    unrolled_for (int plane = 0; plane < planes; ++plane)
-        values[plane] = load_if(batch + plane * p.batch_plane_step, true);
-    unrolled_for (int plane = 0; plane < planes; ++plane)
-        space[plane * p.space_plane_step] = values[plane];
+#pragma unroll 1
+    for (; planes >= at_once; planes -= at_once) {
+        Scalar values[at_once];
+        unrolled_for (int plane = 0; plane < at_once; ++plane)
+            values[plane] = load_if(batch + plane * p.batch_plane_step, true);
+        unrolled_for (int plane = 0; plane < at_once; ++plane)
+            space[plane * p.space_plane_step] = values[plane];
+        batch += at_once * p.batch_plane_step;
+        space += at_once * p.space_plane_step;
+    }
+    if constexpr (at_once > 1)
+        move<1>(batch, space, planes, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -31,17 +40,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Offset phase = p.block[last_axis].split(block);
     batch = place.batch + (block * p.grid_step[last_axis] + phase * p.phase_step[last_axis]);
     space = place.space + place.last * p.pixel_step[last_axis];
-    Offset planes = place.planes;
-#pragma unroll 1
-    for (; planes >= planes_at_once; planes -= planes_at_once) {
-        move<planes_at_once>(batch, space, p);
-        batch += planes_at_once * p.batch_plane_step;
-        space += planes_at_once * p.space_plane_step;
-    }
-#pragma unroll 1
-    for (; planes > 0; --planes) {
-        move<1>(batch, space, p);
-        batch += p.batch_plane_step;
-        space += p.space_plane_step;
-    }
+    move<planes_at_once>(batch, space, place.planes, p);
 }
