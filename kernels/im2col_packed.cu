@@ -5,14 +5,12 @@
 //   columns  (batch, channels, *blocks, *kernel)  each element written once, contiguous
 //   window   weights of the taps, always null        not read
 //
-// Tap k of the block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
 // A thread has BLOCKS blocks of a row, or what is left of it. It loads the pixels under them once, a line
 // for each row of taps, in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels before
 // tap 0. It assembles its blocks in words of 4 bytes: the place of each byte in the lines is known at
 // compile time. Where in a word its blocks begin is not, so words are shifted on their way into the warp's
 // tile in shared memory, which has the run as the columns will have it. The warp stores it from there, in
-// words of 16 bytes except at its ends. No warp waits for another. Elements, of 4 bytes at most, are copied
-// without arithmetic: Scalar is the unsigned integer of their size.
+// words of 16 bytes except at its ends. No warp waits for another. Elements have 4 bytes at most.
 //
 // Wins if rows of taps are not whole words, so that a thread of im2col_taps would store element by element.
 #define L2_FETCH ".L2::128B"

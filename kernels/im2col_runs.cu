@@ -9,9 +9,7 @@
 // threads load the taps of neighbouring blocks, PIECES pieces of rows of PIECE_TAPS taps at a time, of which
 // TAPS_AT_ONCE are an aligned word of pixels that pads and ends do not cut. These pass through shared memory:
 // of each tap, neighbouring threads store neighbouring elements, and those of a warp begin where a sector
-// does. So a sector is written in part only at the ends of a run. Elements are moved, not computed with:
-// Scalar is the unsigned integer of their size. Only where a window of weights is multiplied in is it their
-// type.
+// does. So a sector is written in part only at the ends of a run.
 //
 // Wins where warps that store what they load would write two of five sectors in part, which takes an H100
 // twice the time.

@@ -17,8 +17,7 @@
 // pixels, and follow each other in ROW_TURNS. Where SKEWED, since STEP is an even number of words, a word is
 // left out after each 128 bytes, for neighbours to lie in different banks; rows begin with whole lines then.
 //
-// A warp stores a share of a run of one tap at a time. Elements are moved, not computed with: Scalar is the
-// unsigned integer of their size. Only where a window of weights is multiplied in is it their type.
+// A warp stores a share of a run of one tap at a time.
 //
 // Wins where blocks lie far apart, of which threads that load their own taps look up a line of the cache each,
 // and where rows have many taps, if the rows of columns are no whole sectors.

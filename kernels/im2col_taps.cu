@@ -5,14 +5,12 @@
 //   columns  (batch, channels, *kernel, *blocks)  each element written once, any strides
 //   window   weights of the taps, or null            read, once per thread; one tap is a word then
 //
-// Tap k of the block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
 // Neighbouring threads take neighbouring words, so that stores are contiguous where blocks are, and loads
 // run along the rows of a block. A word is WORD taps of the last axis, 16 bytes at most and aligned in the
 // columns. The pixels of a word are loaded at once if they are aligned in the image too. If blocks are less
 // than a word apart, LINE_STRIDE, the words of a thread's blocks are cut from one line of pixels, which are
 // loaded once: in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels before tap 0. A
-// thread's blocks share the index arithmetic. Elements are copied without arithmetic: Scalar is the
-// unsigned integer of their size, or their type if there is a window.
+// thread's blocks share the index arithmetic.
 #define L2_FETCH ".L2::128B"
 #include "sliding.cuh"
 

@@ -1,4 +1,5 @@
-// Shared by the kernels that extract sliding blocks along SPATIAL_RANK axes.
+// Shared by the kernels that extract sliding blocks along SPATIAL_RANK axes. Elements are copied without
+// arithmetic: Scalar is the unsigned integer of their size, or their type if there is a window.
 #pragma once
 #include "common.cuh"
 #include "window.cuh"

@@ -3,10 +3,6 @@
 //   image    (batch, planes, *size)                read, any strides
 //   columns  (batch, planes, *kernel, *blocks)  each element written once, any strides
 //
-// Tap k of block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the image.
-// Elements are copied without arithmetic: Scalar is the unsigned integer of their size, or their type if
-// there is a window.
-//
 // A thread serves one block of up to planes_per_thread planes, so that the planes share the index
 // arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
 // unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short. TAPS_AT_ONCE taps
