@@ -6,13 +6,12 @@ an array may be any object that has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, wraps
-from marshal import dumps
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
 from gpufold.coverage import check_covered
+from gpufold.descriptions import remembered
 from gpufold.elements import (
     ELEMENT_TYPES,
     ElementType,
@@ -24,7 +23,6 @@ from gpufold.elements import (
     name_of,
 )
 from gpufold.geometry import BlocksGeometry, Geometry, Size
-from gpufold.geometry.integers import MARSHAL, MOST_KEPT
 from gpufold.given import check_number, flag, kind_of, shown, word
 from gpufold.outside import BY_INDEX
 
@@ -165,49 +163,6 @@ class Call(NamedTuple):
         """The C++ type of the data; signed if integers are widened."""
         scalar = self.source_element.scalar
         return scalar.replace("unsigned ", "signed ") if self.source[:3] == "int" else scalar
-
-
-DescribeT = TypeVar("DescribeT", bound=Callable[..., Call])
-
-PLAIN_TYPES = (int, bool, float, str, type(None))
-"""Types that marshal writes apart; it writes arrays of any integers like bytes."""
-
-
-def remembered(arrays: Literal[1, 2] = 1) -> Callable[[DescribeT], DescribeT]:
-    """Return a decorator for a description of a call, which caches what it returns.
-
-    It may depend on the shapes of the first arguments, which are arrays, on the dtype of the first one, the kind of the
-    window, and the values of all other arguments.
-    """
-
-    def decorate(describe: DescribeT) -> DescribeT:
-        known: dict[tuple[Any, bytes], Call] = {}
-
-        @wraps(describe)
-        def call(*given: Any, **named: Any) -> Call:
-            if len(given) < arrays:
-                return describe(*given, **named)
-            window, first, others = named.get("window"), given[0], given[arrays:]
-            shapes = first.shape if arrays == 1 else (first.shape, tuple(given[1].shape))
-            words = named if window is None else named | {"window": kind_of(window)}
-            try:
-                return known[first.dtype, dumps((shapes, others, words), MARSHAL)]
-            except (KeyError, ValueError):  # new, or with arguments that are no plain numbers
-                described = describe(*given, **named)
-            if _is_plain((shapes, others, *words.values())):
-                if len(known) >= MOST_KEPT:
-                    known.clear()
-                known[first.dtype, dumps((shapes, others, words), MARSHAL)] = described
-            return described
-
-        return cast("DescribeT", call)
-
-    return decorate
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a number, a word, or a tuple or list of them."""
-    return type(value) in PLAIN_TYPES or (type(value) in (tuple, list) and all(map(_is_plain, value)))
 
 
 @remembered()
