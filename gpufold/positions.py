@@ -80,7 +80,7 @@ def add_blocks(
         For one axis also of shape (P,).
     weights : numpy.ndarray or cupy.ndarray, optional
         One real weight per block, of shape (P,), in addition to the window. On a GPU the weighted blocks are a
-        temporary array.
+        temporary array, of which CuPy sets subnormal numbers to zero.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype: `array` itself, or one that shares no memory with the others.
     window, variant, deterministic
