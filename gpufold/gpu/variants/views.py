@@ -51,7 +51,7 @@ class ViewAxis:
     @classmethod
     def of(cls, axis: Axis, *strides: int) -> ViewAxis:
         """Describe an axis whose pixels, taps and blocks have these strides."""
-        dilation = axis.dilation if axis.kernel > 1 else 1  # which moves no single tap
+        dilation = axis.bounded.dilation
         return cls(axis.size, axis.kernel, axis.stride, dilation, axis.pad_begin, axis.blocks, *strides)
 
     @property
