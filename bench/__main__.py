@@ -11,20 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import gpufold
 from bench import drawn
-from bench.count import HEADER, candidates, check_available, count, meaning
 from bench.gpu_session import Session, half_an_hour
 from bench.host import host
 from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
 from bench.problems import PROBLEMS, select
 from bench.regret import VARIANTS, by_operation, of_results
 from bench.report import footer, markdown, tables
-from bench.results import OURS, command_line, commit, saved
-from bench.terminal import Console, progress, say, show
+from bench.results import OURS, command_line, saved
+from bench.terminal import Console, say, show
 from bench.tune import tune
-from gpufold.elements import ELEMENT_TYPES
-from gpufold.gpu.devices import device_named
 
 QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 """Seconds of measurement per problem and dtype."""
@@ -77,10 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         help="saved results, or folders of them, else those in bench/results",
     )
     command("host", host, "measure what a repeated GPU call costs before the launch, without a GPU", named)
-    counted = command("count", _count, "count registers, instructions and sectors of the kernels, without a GPU", named)
-    counted.add_argument("--variant", **repeated, choices=VARIANTS, help="else what auto takes")
-    counted.add_argument("--dtype", choices=ELEMENT_TYPES, metavar="NAME", help="else the first of each problem")
-    counted.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
     chip = command("chip", _chip, "half an hour on a GPU: tests, sanitizers, measurements, a summary", named)
     chip.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
@@ -133,21 +125,6 @@ def _problems(options: argparse.Namespace, words: list[str], console: Console) -
         shapes = (" x ".join(map(str, shape)) for shape in (problem.input_shape, problem.output_shape))
         listed.append([problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin])
     show(console, listed)
-    return 0
-
-
-def _count(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    device, lines = device_named(options.device), [HEADER]
-    check_available()
-    wanted = candidates(select(options.problem, quick=False, gpu=True), options.variant, options.dtype, device)
-    try:
-        for each in progress(wanted, lambda each: each[0].name):
-            lines.append(count(*each, device))
-    except KeyboardInterrupt:
-        say(console, "Interrupted.")
-    show(console, lines)
-    for text in (*meaning(device), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
-        say(console, text)
     return 0
 
 

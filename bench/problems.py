@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
-from math import gcd, lcm, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +90,23 @@ class Problem:
         """The same problem with a GPU's batch."""
         return replace(self, geometry=of_batch(self.geometry, self.gpu_batch))
 
-    def shrunk(self, elements: int, planes: int = 1) -> Problem:
+    def shrunk(self, elements: int) -> Problem:
         """Return a problem with at most `elements` at its input: of fewer images, or planes of sliding blocks.
 
-        The number of planes is a multiple of `planes`. Where there are no more, and several axes, the first axis is as
-        short as the blocks that two blocks' lengths reach at least.
+        Where there are no more, and several axes, the first axis is as short as the blocks that two blocks' lengths
+        reach at least.
         """
         geometry, share = self.geometry, Fraction(elements, prod(self.input_shape))
         if isinstance(geometry, SpaceGeometry):
             return replace(self, geometry=of_batch(geometry, max(1, int(geometry.batch * min(1, share)))))
         count = max(1, int(geometry.planes * min(1, share)))
-        step = lcm(planes, geometry.channels) if count >= geometry.channels else planes
-        count = max(step, count // step * step)
+        images, channels = max(1, count // geometry.channels), min(count, geometry.channels)
         first, *others = geometry.axes
-        if count <= planes and others:
+        if count == 1 and others:
             least = min(first.blocks, 2 * -(-first.dilated_kernel // first.stride))
-            blocks = max(least, int(first.blocks * min(1, share * geometry.planes / count)))
+            blocks = max(least, int(first.blocks * min(1, share * geometry.planes)))
             first = first._replace(size=first.size - (first.blocks - blocks) * first.stride)
-        channels = count if count < geometry.channels else gcd(count, geometry.channels)
-        return replace(self, geometry=replace(geometry, lead=(count // channels, channels), axes=(first, *others)))
+        return replace(self, geometry=replace(geometry, lead=(images, channels), axes=(first, *others)))
 
     def call(self, dtype: str, variant: str = "auto") -> Call:
         """Describe gpufold's call."""

@@ -164,8 +164,6 @@ def test_machine_code_asks_for_what_the_source_does(width, times, architecture):
     assert done.loads.sectors == 1024
     assert done.stores.sectors == 1024 * times
     assert done.stores.requests == 8192 // 32
-    assert done.warps == 256
-    assert 10 < done.instructions / done.warps < 150
 
 
 def test_a_fault_of_machine_code_is_reported():

@@ -1,9 +1,8 @@
 """Executes a plan's machine code on the CPU as a GPU's warps would, instruction by instruction.
 
 NVRTC compiles the plan for an architecture, nvdisasm lists its instructions, this module reads them, and
-host/machine.cpp executes them, 32 lanes at a time. So every count is of what is really run: the
-instructions that are issued, whatever the compiler unrolled, predicated or moved, and what each warp asks of global
-memory. How long that takes is no question here.
+host/machine.cpp executes them, 32 lanes at a time. So what is counted is what each warp really asks of global memory,
+whatever the compiler unrolled, predicated or moved. How long that takes is no question here.
 
 The meaning of the instructions is not published in full. That the arrays come out right, bit for bit, is the proof
 that they are understood; one that is not known raises Unknown, with its text.
@@ -76,12 +75,9 @@ class Accesses(ctypes.Structure):
 
 
 class Counters(ctypes.Structure):
-    """Counts of a launch; instructions are counted per warp."""
+    """What a launch asks of global memory."""
 
-    _fields_ = (
-        *((name, Accesses) for name in ("loads", "stores", "atomics")),
-        *((name, ctypes.c_uint64) for name in ("warps", "instructions")),
-    )
+    _fields_ = tuple((name, Accesses) for name in ("loads", "stores", "atomics"))
 
 
 class _Launch(Launch):

@@ -1,4 +1,4 @@
-// Executes the machine code of a GPU on the CPU, warp by warp, and counts what it does.
+// Executes the machine code of a GPU on the CPU, warp by warp, and counts what it moves.
 //
 // machine.py has read the instructions from nvdisasm's listing. A warp executes an instruction for all its
 // active lanes. After a divergent branch, the lanes at the lowest address go first, and BSYNC waits for the
@@ -72,8 +72,6 @@ struct Accesses {
 
 struct Counters {
     Accesses loads, stores, atomics;
-    uint64_t warps;
-    uint64_t instructions; // issued to a warp, whether its lanes took part or not
 };
 
 struct MachineLaunch : Launch {
@@ -721,7 +719,6 @@ void run(Warp& warp, const uint32_t (&block)[3])
             if (place >= launch->count)
                 fail("instruction %u of %u", place, launch->count);
             const Instruction& what = launch->code[place];
-            launch->counters->instructions += 1;
             if (++instructions == kEndless)
                 fail("a warp runs for ever");
             const uint32_t active = mask & warp.mask(what.guard);
@@ -800,7 +797,6 @@ void run_block(const uint32_t (&block)[3])
             warp.at_block_barrier = 0;
         }
     }
-    launch->counters->warps += warps.size();
 }
 
 } // namespace
