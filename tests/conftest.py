@@ -6,10 +6,8 @@ import gc
 import importlib.util
 import os
 import random
-import shutil
 import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,11 +34,6 @@ def missing(mark, name=""):
         from bench import hostcuda
 
         return {"hostcuda": hostcuda, "nvrtc": hostcuda.cubin}[mark].unavailable()
-    if mark == "site":
-        if not (Path(__file__).parents[1] / "docs" / "_build" / "html" / "index.html").is_file():
-            return "the site is not built (make docs)"
-        absent = [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
-        return missing("peer", "selenium") or (f"{' and '.join(absent)} are not on the PATH" if absent else None)
     if mark == "peer" and importlib.util.find_spec(name) is None:
         return f"{name} is not installed"
     return None

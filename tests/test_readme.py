@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bench.__main__ import main
 from bench.problems import PROBLEMS, plan_of
 from bench.report import LARGE_BYTES, by_operation, milliseconds
 from bench.results import Run, geometric_mean
+from gpufold.extras import SUBMODULES
 from gpufold.gpu.devices import device_named
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +124,12 @@ def test_the_first_example_does_what_it_says():
     whole = names["network"](names["volume"][None])[0]
     assert f"# {whole.shape}" in block
     np.testing.assert_allclose(names["scores"], whole, rtol=0, atol=1e-6)
+
+
+def test_the_reference_has_every_public_name():
+    for module in (gpufold, *(import_module(f"gpufold.{name}") for name in SUBMODULES)):
+        page = DOCUMENTS[f"docs/api/{module.__name__.partition('.')[2] or 'index'}.md"]
+        assert set(module.__all__) <= set(re.findall(r"^   (\w+)$", page, re.MULTILINE)), module.__name__
 
 
 def tree(text):
