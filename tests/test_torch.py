@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
+from gpufold.calls import MODES
 from gpufold.torch import executing
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -696,6 +697,29 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
 def test_bad_input_is_refused_in_gpufolds_words(error, message, call):
     with pytest.raises(error, match=message):
         call()
+
+
+NOT_DENSE = {
+    "sparse": torch.Tensor.to_sparse,
+    "csr": torch.Tensor.to_sparse_csr,
+    "mkldnn": torch.Tensor.to_mkldnn,
+    "jagged": lambda tensor: torch.nested.nested_tensor([tensor[:1], tensor], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", NOT_DENSE)
+def test_what_is_not_dense_is_refused_in_every_mode(layout, mode):
+    """In some torch itself would read it, and say so in its own words."""
+    wrong = NOT_DENSE[layout](torch.ones(4, 9))
+    message = "array must be a dense tensor, got (a nested one|layout torch)"
+    with pytest.raises(TypeError, match=f"take_blocks: {message}"):
+        gpufold.take_blocks(wrong, torch.tensor([(0, 0)]), (2, 2), mode=mode)
+    with pytest.raises(TypeError, match=f"array_to_blocks: {message}"):
+        gpufold.array_to_blocks(wrong, (2, 2), strides=2, last="over", mode=mode)
+    with pytest.raises(TypeError, match="take_blocks: positions must be a dense tensor"):
+        gpufold.take_blocks(torch.ones(4, 9), torch.tensor([(0, 0)]).to_sparse(), (2, 2), mode=mode)
 
 
 @pytest.mark.parametrize(("like", "other"), [("cpu", "meta"), ("meta", "cpu")])

@@ -104,8 +104,8 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
 
 def _taken(array: Tensor, places: Tensor, block: Sequence[Any], window: Any, mode: str) -> Tensor:
     """Return blocks of an array that is extended in a mode without a kernel."""
-    places = tensors.as_int64("take_blocks", places)
     tensors.check_read("take_blocks", array=array, positions=places)
+    places = tensors.as_int64("take_blocks", places)
     arange, weighted = partial(torch.arange, device=array.device), partial(array_to_blocks, window=window)
     result: Tensor = outside.taken(BY_INDEX_OF, arange, weighted, array, places, block, mode)
     return result

@@ -92,10 +92,17 @@ def _described(shape: Size, dtype: torch.dtype) -> Described:
     return Described(tuple(shape), Dtype(name_of(dtype)))
 
 
-def check_dense(operation: str, name: str, tensor: Tensor) -> None:
-    """Raise unless the elements of a tensor lie in the memory of a CPU or a CUDA device."""
+def check_layout(operation: str, name: str, tensor: Tensor) -> None:
+    """Raise unless the elements of a tensor lie strides apart."""
+    if tensor.is_nested:
+        raise nested(operation, name)
     if tensor.layout is not torch.strided:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got layout {tensor.layout}")
+
+
+def check_dense(operation: str, name: str, tensor: Tensor) -> None:
+    """Raise unless the elements of a tensor lie in the memory of a CPU or a CUDA device."""
+    check_layout(operation, name, tensor)
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
     check_stored(operation, name, tensor)
@@ -116,9 +123,10 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
 
 
 def check_read(operation: str, **given: Tensor) -> None:
-    """Raise if torch would read behind the storage of a tensor; recorded calls are checked when they run."""
+    """Raise if torch itself would not read a tensor as kernels do; recorded calls are checked when they run."""
     if not (is_compiling() or _C._is_tracing()):
         for name, tensor in given.items():
+            check_layout(operation, name, tensor)
             check_stored(operation, name, tensor)
 
 
