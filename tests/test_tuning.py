@@ -375,6 +375,9 @@ def explained(cupy):
 
 def test_explain_says_what_was_measured_and_what_the_rule_would_take(cupy, clock):
     assert f"nothing was measured on {device(cupy).name}" in str(explained(cupy))
+    with gpufold.autotune():
+        why = explained(cupy)
+    assert why.plan == why.rule, "until it is measured"
     raced(cupy, clock)
     ((key, seconds),) = tuning.known(device(cupy)).items()
     last = list(seconds)[-1]
