@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpufold.calls import Call
 from gpufold.geometry import Size
-from gpufold.given import has_own_arithmetic, shown, type_name
+from gpufold.given import shown, type_name
 
 ArrayT = TypeVar("ArrayT", covariant=True)
 """An array type, for any shape: a result has the type of the input, and may have more axes."""
@@ -77,6 +77,14 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     return np
 
 
+def has_own_arithmetic(array: object) -> bool:
+    """Return whether an array is of a subclass of NumPy's that computes in its own way, such as with units."""
+    kind = type(array)
+    return issubclass(kind, np.ndarray) and not (
+        kind.__array_ufunc__ is np.ndarray.__array_ufunc__ and kind.__array_function__ is np.ndarray.__array_function__
+    )
+
+
 def check_library(operation: str, name: str, array: object, library: ModuleType, like: str) -> None:
     """Raise unless an array belongs to the library of another."""
     if type(array) is not library.ndarray and library_of(operation, name, array) is not library:
@@ -106,6 +114,15 @@ def check_device(operation: str, library: ModuleType, name: str, array: Any, lik
     """Raise if a GPU array is on another device than the data."""
     if library is not np and array.device != data.device:
         raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
+
+
+def check_real(operation: str, name: str, dtype: np.dtype[Any]) -> None:
+    """Raise unless a window's weights have a dtype of real numbers."""
+    if getattr(dtype, "kind", "V") not in "fiu" and dtype.name != "bfloat16":
+        raise TypeError(
+            f"{operation}: {name} must hold real numbers, got dtype {dtype}; multiply the blocks by complex weights "
+            "instead"
+        )
 
 
 # ---------------------------------------------------------------------------------------------

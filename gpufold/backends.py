@@ -10,9 +10,9 @@ import numpy as np
 
 from gpufold import calls, extras
 from gpufold.arrays import as_positions, device_of, library_of
-from gpufold.calls import Call
+from gpufold.calls import Call, check_dtype
 from gpufold.compute import run
-from gpufold.elements import check_dtype, name_of
+from gpufold.elements import name_of
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.given import is_separable, type_name
 from gpufold.positions import average

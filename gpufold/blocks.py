@@ -79,14 +79,14 @@ def array_to_blocks(
     -----
     Like sigpy's functions of these names: their ``blk_shape`` is `block_shape`, and ``blk_strides`` is `strides`.
     """
-    library = library_of("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
     if call.fusion.mode != "constant":
         check_bytes(call, call.result_shape, array.dtype.itemsize)
         call, margins = call.extended
+        library = library_of("array_to_blocks", "array", array)
         with device_of(library, array):
             array = extended(library, library.arange, array, margins, mode)
-    return compute(call, library, array, out, window)
+    return compute(call, array, out, window)
 
 
 @overload  # averages and weighted sums of integers are floats
@@ -178,7 +178,6 @@ def blocks_to_array(
     col2im : The same from columns, with dilation and padding.
     Stitcher : Average blocks that come in batches, at arbitrary positions.
     """
-    library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,
         output_shape,
@@ -193,5 +192,5 @@ def blocks_to_array(
         variant=variant,
         deterministic=deterministic,
     )
-    array: ArrayT = compute(call, library, blocks, out, window)
+    array: ArrayT = compute(call, blocks, out, window)
     return array if fill_value is None else filled(call.geometry, array, fill_value)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+import numpy as np
+
 from gpufold import geometry as sizes
 from gpufold.coverage import check_covered
 from gpufold.descriptions import remembered
@@ -16,14 +18,15 @@ from gpufold.elements import (
     ELEMENT_TYPES,
     ElementType,
     average_dtype,
-    check_dtype,
     check_floats,
     check_sums,
+    check_weight_sums,
     dtype_name,
+    is_string,
     name_of,
 )
 from gpufold.geometry import BlocksGeometry, Geometry, Size
-from gpufold.given import check_number, flag, kind_of, shown, word
+from gpufold.given import check_number, flag, kind_of, word
 from gpufold.outside import BY_INDEX
 
 
@@ -61,7 +64,23 @@ Variant: TypeAlias = Literal[
     "staged",
     "taps",
 ]
-"""The kernels of all operations, for type checkers; `gpufold.variants` lists those of one operation."""
+"""The kernels of all operations, for type checkers."""
+
+_FOLD = "gather", "gather_blocks", "gather_pixels", "atomic"
+_UNFOLD = "per_block", "packed", "runs", "staged", "taps"
+
+VARIANTS = {
+    "col2im": _FOLD,
+    "im2col": _UNFOLD,
+    "batch_to_space": ("index_map", "packed"),
+    "space_to_batch": ("deinterleave", "per_block"),
+    "blocks_to_array": _FOLD,
+    "array_to_blocks": _UNFOLD,
+    "add_blocks": ("output_driven", "binned", "atomic"),
+    "take_blocks": ("per_element",),
+    "average": ("elementwise",),
+}
+"""The kernels of each operation, see `gpufold.variants`."""
 
 Mode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 MODES = get_args(Mode)
@@ -186,7 +205,7 @@ def col2im(
     """Describe a call of `gpufold.col2im`."""
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    call = _chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
+    call = chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
     return _averaged(call, "data", dtype, fill_value)
 
 
@@ -205,7 +224,7 @@ def im2col(
     """Describe a call of `gpufold.im2col`."""
     dtype, fusion = checked("im2col", "image", image.dtype, kind_of(window))
     geometry = sizes.im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    return _chosen(Call("im2col", geometry, dtype, fusion), variant)
+    return chosen(Call("im2col", geometry, dtype, fusion), variant)
 
 
 @remembered()
@@ -227,7 +246,7 @@ def blocks_to_array(
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
-    call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
+    call = chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
     return _averaged(call, "blocks", dtype, fill_value)
 
 
@@ -248,7 +267,7 @@ def array_to_blocks(
     mode = check_mode("array_to_blocks", geometry, mode)
     if mode != "constant" and any(axis.pad_end for axis in geometry.axes):
         fusion = fusion._replace(mode=mode)
-    return _chosen(Call("array_to_blocks", geometry, dtype, fusion), variant)
+    return chosen(Call("array_to_blocks", geometry, dtype, fusion), variant)
 
 
 def add_blocks(
@@ -264,7 +283,7 @@ def add_blocks(
     """Describe a call of `gpufold.add_blocks`; `positions` must be an array."""
     sums = None if weight_out is None else (weight_out.shape, weight_out.dtype)
     call = _addition((array.shape, array.dtype), (blocks.shape, blocks.dtype), positions.shape, kind_of(window), sums)
-    return _chosen(call, variant, deterministic)
+    return chosen(call, variant, deterministic)
 
 
 @lru_cache(maxsize=256)
@@ -295,18 +314,6 @@ def _addition(
     return call._replace(fusion=fusion._replace(weight_out=True))
 
 
-def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
-    """Raise unless weights of blocks that are summed in `dtype` can be added to an array of dtype `given`."""
-    wanted = ELEMENT_TYPES[dtype].weight
-    if not wanted:
-        raise TypeError(
-            f"add_blocks: weight_out needs an array of floats or complex numbers, got {dtype} for blocks of dtype "
-            f"{blocks}; convert it with array.astype"
-        )
-    if given != wanted:
-        raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {given}")
-
-
 @remembered(arrays=2)
 def take_blocks(
     array: Any,
@@ -325,7 +332,7 @@ def take_blocks(
         raise Unsupported(f"take_blocks: mode {mode!r} gathers by index and has no kernel, got variant {variant!r}")
     if mode != "constant":
         fusion = fusion._replace(mode=mode)
-    return _chosen(Call("take_blocks", geometry, dtype, fusion), variant)
+    return chosen(Call("take_blocks", geometry, dtype, fusion), variant)
 
 
 def check_mode(operation: str, geometry: Any, mode: object) -> str:
@@ -349,7 +356,7 @@ def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
             f"convert it with numerator.astype"
         )
     geometry = sizes.average_geometry(numerator.shape, weight.shape)
-    return _chosen(Call("average", geometry, name_of(dtype), Fusion(window="full")), variant)
+    return chosen(Call("average", geometry, name_of(dtype), Fusion(window="full")), variant)
 
 
 @remembered()
@@ -359,7 +366,7 @@ def batch_to_space(
     """Describe a call of `gpufold.batch_to_space`."""
     dtype, fusion = checked("batch_to_space", "data", data.dtype)
     geometry = sizes.batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
-    return _chosen(Call("batch_to_space", geometry, dtype, fusion), variant)
+    return chosen(Call("batch_to_space", geometry, dtype, fusion), variant)
 
 
 @remembered()
@@ -369,18 +376,16 @@ def space_to_batch(
     """Describe a call of `gpufold.space_to_batch`."""
     dtype, fusion = checked("space_to_batch", "data", data.dtype)
     geometry = sizes.space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
-    return _chosen(Call("space_to_batch", geometry, dtype, fusion), variant)
+    return chosen(Call("space_to_batch", geometry, dtype, fusion), variant)
 
 
-def _chosen(call: Call, variant: Any, deterministic: Any = True) -> Call:
+def chosen(call: Call, variant: Any, deterministic: Any = True) -> Call:
     """Return a call with the options that choose its kernel; raise if an option has the wrong type."""
     if type(variant) is str and variant == "auto" and deterministic is True:
         return call
     operation = call.operation
-    if not isinstance(variant, str):
-        raise TypeError(f"{operation}: variant must be a str, see gpufold.variants, got {shown(variant)}")
-    variant, deterministic = str.__str__(variant), flag(operation, "deterministic", deterministic)
-    return call._replace(variant=variant, deterministic=deterministic)
+    variant = word(operation, "variant", variant, ("auto", *VARIANTS[operation]))
+    return call._replace(variant=variant, deterministic=flag(operation, "deterministic", deterministic))
 
 
 def summed_in(call: Call, name: str, must: str) -> Call:
@@ -407,6 +412,16 @@ def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
     if averages:
         check_floats(call.operation, call.fusion.reduction, call.dtype)
     return call.covering(fill_value)
+
+
+def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: bool = False) -> None:
+    """Raise unless a dtype can be summed or, if `strings`, holds strings."""
+    known = (dtype if isinstance(dtype, str) else name_of(dtype)) in ELEMENT_TYPES
+    if not known and not (strings and not isinstance(dtype, str) and is_string(dtype)):
+        raise TypeError(
+            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"
+            f"{' and strings' if strings else ''}"
+        )
 
 
 def checked(

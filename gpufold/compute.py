@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -9,24 +10,25 @@ from typing import Any
 import numpy as np
 
 from gpufold.arrays import Array, ArrayT, check_apart, check_out, check_writable, new_result
-from gpufold.calls import SUMS, Call
+from gpufold.calls import SUMS, Call, Unsupported
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.operations import OPERATIONS, check_variant
+from gpufold.operations import OPERATIONS
 from gpufold.windows import as_weights, name_of_weights
 
 
 def compute(
     call: Call,
-    library: ModuleType,
     data: Array[ArrayT],
     out: Array[ArrayT] | None = None,
     window: Any = None,
     positions: Any = None,
 ) -> ArrayT:
-    """Compute a call on its data, into `out` or a new array; positions, if any, are int64.
+    """Compute a call on its data, of NumPy or CuPy, into `out` or a new array; positions, if any, are int64.
 
     Nothing is written before all checks have passed.
     """
+    array: Any = data
+    library = np if isinstance(array, np.ndarray) else sys.modules["cupy"]
     weights = prepare(call, library, data, out, window, positions)
     result: Any = new_result(call, library, data, call.result_shape) if out is None else out
     run(call, library, data, result, weights, positions)
@@ -68,6 +70,16 @@ def prepare(
         check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
         check_apart(call.operation, library, "weight_out", weight_out, [*read, ("array", out)])
     return weights
+
+
+def check_variant(call: Call, on_cpu: bool, kind: str = "numpy.ndarray", moved: str = "cupy.asarray({})") -> None:
+    """Raise if a kernel is requested by name for arrays on a CPU."""
+    if on_cpu and call.variant != "auto":
+        name = OPERATIONS[call.operation].data
+        raise Unsupported(
+            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a {kind}; "
+            f"pass {moved.format(name)}, or variant='auto'"
+        )
 
 
 def run(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpufold import extras
+from gpufold.arrays import library_of
 from gpufold.names import WHOSE, misfit, rewritten, unknown_keyword
 
 FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
@@ -22,8 +23,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def dispatched(function: FunctionT) -> FunctionT:
     """Return a function that passes arrays of other libraries to the submodule's function of the same name.
 
-    The package of the array's type decides, so no library is imported. Arguments that a library does not support are
-    accepted at their defaults, so the same code works for every library; other values are refused.
+    The package of the array's type decides, so no library is imported. What is no array is refused. Arguments that a
+    library does not support are accepted at their defaults, so the same code works for every library; other values are
+    refused.
     """
     name, parameters = function.__name__, signature(function).parameters
     first, defaults = next(iter(parameters)), {each.name: each.default for each in parameters.values()}
@@ -44,8 +46,13 @@ def dispatched(function: FunctionT) -> FunctionT:
 
     @wraps(function)
     def door(*given: Any, **named: Any) -> Any:
-        kind = type(given[0] if given else named.get(first))
-        front: Any = fronts.get(kind) or found(kind)
+        array = given[0] if given else named.get(first)
+        kind = type(array)
+        front: Any = fronts.get(kind)
+        if front is None:
+            front = found(kind)
+            if front is function and (given or first in named):
+                library_of(name, first, array)
         if front is function and "chunks" in named and named["chunks"] is not defaults.get("chunks"):
             raise unknown_keyword(front, name, ["chunks"], kind)
         try:

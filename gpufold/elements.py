@@ -123,14 +123,16 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(element.weight) if element is not None and element.is_half else dtype
 
 
-def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: bool = False) -> None:
-    """Raise unless a dtype can be summed or, if `strings`, holds strings."""
-    known = (dtype if isinstance(dtype, str) else name_of(dtype)) in ELEMENT_TYPES
-    if not known and not (strings and not isinstance(dtype, str) and is_string(dtype)):
+def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
+    """Raise unless weights of blocks that are summed in `dtype` can be added to an array of dtype `given`."""
+    wanted = ELEMENT_TYPES[dtype].weight
+    if not wanted:
         raise TypeError(
-            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"
-            f"{' and strings' if strings else ''}"
+            f"add_blocks: weight_out needs an array of floats or complex numbers, got {dtype} for blocks of dtype "
+            f"{blocks}; convert it with array.astype"
         )
+    if given != wanted:
+        raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {given}")
 
 
 MANY_HALVES = 1 << 12

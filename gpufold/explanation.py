@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpufold import extras
+from gpufold import blocks, extras, positions, sliding, space
 from gpufold.arrays import library_of, native
-from gpufold.calls import Call, OperationName
-from gpufold.elements import check_dtype
+from gpufold.calls import Call, OperationName, check_dtype
 from gpufold.geometry import Size, as_integers
 from gpufold.given import flag, is_separable, shown, word
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
-from gpufold.gpu.plan import H200, Device, Operand, Plan
+from gpufold.gpu.plan import H200, Device, Operand, Plan, Problem
 from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.windows import as_weights
@@ -123,7 +122,7 @@ def explain(
     elif not isinstance(device, Device):
         raise TypeError(f"explain: device must be a gpufold.gpu.plan.Device or the name of one, got {shown(device)}")
     check_dtype(call.operation, OPERATIONS[call.operation].data, call.dtype)
-    problem = registry.problem_of(call, input, output, device, weight_out)
+    problem = Problem(call, input, output, device, weight_out)
     plan, measured, _ = tuning.decide(problem)
     rule = registry.choose(call, input, output, device, weight_out)
     alternatives: dict[str, str] = {}
@@ -178,7 +177,7 @@ def warmup(
         raise extras.missing("gpufold.warmup", "cupy", "cuda13") from error
     if flag("warmup", "autotune", autotune):
         _measure(call.operation, data, arguments, options)
-    problem = registry.problem_of(call, input, output, launch.device(launch.current()), weight_out)
+    problem = Problem(call, input, output, launch.device(launch.current()), weight_out)
     plan = tuning.decide(problem).plan
     launch.compile_plan(plan)
     return plan
@@ -186,10 +185,8 @@ def warmup(
 
 def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Run a described call on GPU arrays, measuring its kernels."""
-    import gpufold
-
-    names = OPERATIONS[operation].arrays
-    function = gpufold.add_blocks_ if operation == "add_blocks" else getattr(gpufold, operation)
+    names, public = OPERATIONS[operation].arrays, "add_blocks_" if operation == "add_blocks" else operation
+    (function,) = [getattr(each, public) for each in (sliding, blocks, space, positions) if hasattr(each, public)]
     given = signature(function).bind(data, *arguments, **options)
     if "positions" in names and type(given.arguments["positions"]) is tuple:
         raise ValueError(

@@ -113,14 +113,6 @@ def _kind(dtype: str) -> str:
     return "f" if dtype == "bfloat16" else "U" if text else np.dtype(dtype).kind
 
 
-def has_own_arithmetic(array: object) -> bool:
-    """Return whether an array is of a subclass of NumPy's that computes in its own way, such as with units."""
-    kind = type(array)
-    return issubclass(kind, np.ndarray) and not (
-        kind.__array_ufunc__ is np.ndarray.__array_ufunc__ and kind.__array_function__ is np.ndarray.__array_function__
-    )
-
-
 def kind_of(window: Any) -> str:
     """Return the kind of a window, one of `WINDOWS`."""
     if window is None:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpufold import calls, cpu
-from gpufold.calls import Call, OperationName, Unsupported
+from gpufold.calls import VARIANTS, Call, OperationName
 from gpufold.cpu import placing, treatment
 from gpufold.given import word
-from gpufold.gpu.registry import VARIANTS, check_name
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,4 @@ def variants(operation: OperationName) -> tuple[str, ...]:
     --------
     explain : Why a call takes one of them.
     """
-    return tuple(VARIANTS[word("variants", "operation", operation, tuple(OPERATIONS))])
-
-
-def check_variant(call: Call, on_cpu: bool, kind: str = "numpy.ndarray", moved: str = "cupy.asarray({})") -> None:
-    """Raise unless the variant is "auto", or names a kernel of the operation and the arrays are on a GPU."""
-    if call.variant == "auto":
-        return
-    check_name(call)
-    if on_cpu:
-        name = OPERATIONS[call.operation].data
-        raise Unsupported(
-            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a {kind}; "
-            f"pass {moved.format(name)}, or variant='auto'"
-        )
+    return VARIANTS[word("variants", "operation", operation, tuple(OPERATIONS))]

@@ -295,7 +295,7 @@ def take_blocks(
             copy_into(library, out, taken)
             taken = out
         return taken  # type: ignore[no-any-return]
-    return compute(call, library, array, out, window, places)
+    return compute(call, array, out, window, places)
 
 
 @dispatched
@@ -346,7 +346,7 @@ def average(
     library = library_of("average", "numerator", numerator)
     check_library("average", "weight", weight, library, "numerator")
     call = calls.average(numerator, weight, variant=variant)
-    return compute(call, library, numerator, out, weight)
+    return compute(call, numerator, out, weight)
 
 
 @answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, library_of
+from gpufold.arrays import Array, ArrayT, Floats, Integers, Window
 from gpufold.calls import Average, Reduction, Variant
 from gpufold.compute import compute
 from gpufold.coverage import filled
@@ -150,7 +150,6 @@ def col2im(
     -----
     Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for 1 to 31 spatial axes.
     """
-    library = library_of("col2im", "data", data)
     call = calls.col2im(
         data,
         output_size,
@@ -167,7 +166,7 @@ def col2im(
         variant=variant,
         deterministic=deterministic,
     )
-    image: ArrayT = compute(call, library, data, out, window)
+    image: ArrayT = compute(call, data, out, window)
     return image if fill_value is None else filled(call.geometry, image, fill_value)
 
 
@@ -229,6 +228,5 @@ def im2col(
     array_to_blocks : The same in a block-major layout, for any leading axes.
     numpy.lib.stride_tricks.sliding_window_view : A view of all blocks at stride 1.
     """
-    library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
-    return compute(call, library, image, out, window)
+    return compute(call, image, out, window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, library_of
+from gpufold.arrays import Array, ArrayT
 from gpufold.calls import Variant
 from gpufold.compute import compute
 from gpufold.dispatch import dispatched
@@ -63,9 +63,8 @@ def batch_to_space(
     -----
     Implements OpenVINO BatchToSpace-2, for any rank.
     """
-    library = library_of("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
-    return compute(call, library, data, out)
+    return compute(call, data, out)
 
 
 @dispatched
@@ -119,6 +118,5 @@ def space_to_batch(
     -----
     Implements OpenVINO SpaceToBatch-2, for any rank.
     """
-    library = library_of("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
-    return compute(call, library, data, out)
+    return compute(call, data, out)

@@ -14,6 +14,7 @@ from gpufold.arrays import (
     check_device,
     check_library,
     check_no_capture,
+    check_real,
     device_of,
     is_kernel_ready,
     kernel_ready,
@@ -73,15 +74,6 @@ def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
     else:  # CuPy's comparisons flush denormals, unlike the kernels
         vanished = abs(weights) <= np.finfo(wanted).smallest_subnormal / weights.dtype.type(2)
     return library.where(vanished & (weights != 0), least, ready)
-
-
-def check_real(operation: str, name: str, dtype: np.dtype[Any]) -> None:
-    """Raise unless a window's weights have a dtype of real numbers."""
-    if getattr(dtype, "kind", "V") not in "fiu" and dtype.name != "bfloat16":
-        raise TypeError(
-            f"{operation}: {name} must hold real numbers, got dtype {dtype}; multiply the blocks by complex weights "
-            "instead"
-        )
 
 
 def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any) -> Any:

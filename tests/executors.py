@@ -20,8 +20,8 @@ from bench.hostcuda import Arrays
 from gpufold import calls
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Device, Operand, Plan
-from gpufold.gpu.registry import candidates, problem_of
+from gpufold.gpu.plan import H200, Device, Operand, Plan, Problem
+from gpufold.gpu.registry import candidates
 from gpufold.windows import as_weights
 
 ONE_THREAD = Device("a tiny one", (9, 0), multiprocessors=1, threads_per_multiprocessor=1)
@@ -227,7 +227,7 @@ def arrays_of(call: Call, before=None) -> Arrays:
 def plans_of(call: Call, variant: str, arrays: Arrays, device: Device = H200) -> Iterator[Plan]:
     """Yield the plans of a variant for arrays where they lie; what it cannot serve is raised as Unsupported."""
     weight_out = None if arrays.weight_out is None else operand(arrays.weight_out)
-    problem = problem_of(call.described(variant), operand(arrays.input), operand(arrays.result), device, weight_out)
+    problem = Problem(call.described(variant), operand(arrays.input), operand(arrays.result), device, weight_out)
     return candidates(problem)
 
 

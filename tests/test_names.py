@@ -12,7 +12,8 @@ import pytest
 from fronts import RIGHT
 
 import gpufold
-from gpufold.calls import OperationName, Variant
+from gpufold.calls import VARIANTS, OperationName, Variant
+from gpufold.gpu import registry
 from gpufold.names import KEYWORD_ALIASES
 from gpufold.operations import OPERATIONS
 
@@ -160,3 +161,4 @@ def test_errors_are_shown_by_their_public_names():
 def test_operations_and_variants_have_one_list_of_names():
     assert set(get_args(OperationName)) == set(OPERATIONS)
     assert set(get_args(Variant)) == {"auto"}.union(*(gpufold.variants(name) for name in OPERATIONS))
+    assert {operation: tuple(kernels) for operation, kernels in registry.VARIANTS.items()} == VARIANTS

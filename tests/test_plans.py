@@ -29,8 +29,8 @@ from gpufold.geometry import (
     space_to_batch_geometry,
 )
 from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
-from gpufold.gpu.plan import H200, Operand
-from gpufold.gpu.registry import candidates, choose, problem_of
+from gpufold.gpu.plan import H200, Operand, Problem
+from gpufold.gpu.registry import candidates, choose
 from gpufold.gpu.variants.runs import _laid_out
 from gpufold.gpu.variants.views import LINE_BYTES, View, ViewAxis
 from gpufold.operations import variants
@@ -38,7 +38,7 @@ from gpufold.operations import variants
 
 def planned(call, input, output, all_of_them=False):
     if all_of_them:
-        return list(candidates(problem_of(call, input, output)))
+        return list(candidates(Problem(call, input, output)))
     return choose(call, input, output, H200)
 
 

@@ -25,7 +25,7 @@ from bench.hostcuda import fake_cupy
 from bench.problems import PROBLEMS, of_batch
 from gpufold.calls import Call as Description
 from gpufold.gpu import launch, registry, tuning
-from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.plan import H200, Operand, Problem
 from gpufold.operations import OPERATIONS
 
 pytestmark = pytest.mark.hostcuda
@@ -234,7 +234,7 @@ def test_noise_changes_no_choice():
 def problem(call, device=H200):
     described = OPERATIONS[call.operation].describe(call.data, *call.arguments, **call.options)
     result = described.result_shape
-    return registry.problem_of(described, Operand.contiguous(call.data.shape), Operand.contiguous(result), device)
+    return Problem(described, Operand.contiguous(call.data.shape), Operand.contiguous(result), device)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_the_environment_turns_it_on_and_off(monkeypatch, tmp_path, setting, wan
 
 
 def key(call, *arrays):
-    asked = registry.problem_of(call, *arrays)
+    asked = Problem(call, *arrays)
     return tuning.key_of(asked, tuple(registry.candidates(asked)))
 
 

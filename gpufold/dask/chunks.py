@@ -22,14 +22,14 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
 from gpufold.arrays import as_positions, check_bytes, device_of, library_of, result_dtype
-from gpufold.calls import Call
+from gpufold.calls import Call, check_dtype
+from gpufold.compute import check_variant
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
-from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.given import check_kind, shown, type_name
 from gpufold.names import answers
-from gpufold.operations import OPERATIONS, check_variant
+from gpufold.operations import OPERATIONS
 from gpufold.windows import as_weights
 
 Chunks: TypeAlias = tuple[Size, ...]

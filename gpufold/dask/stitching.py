@@ -10,7 +10,7 @@ import numpy as np
 from dask.base import tokenize
 
 from gpufold.arrays import check_bytes, library_of
-from gpufold.calls import REDUCTIONS, Call, Reduction
+from gpufold.calls import REDUCTIONS, Call, Reduction, check_dtype
 from gpufold.dask.chunks import (
     add_pieces,
     cut_axes,
@@ -21,7 +21,7 @@ from gpufold.dask.chunks import (
     new_array,
     weights_of,
 )
-from gpufold.elements import check_dtype, name_of, stitched_dtype
+from gpufold.elements import name_of, stitched_dtype
 from gpufold.geometry import Extents, PositionsGeometry, Size, as_integers, whole_shape
 from gpufold.given import word
 from gpufold.names import answers, speaking_for

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.given import has_own_arithmetic, shown
+from gpufold.given import shown
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
@@ -26,6 +26,9 @@ Extents: TypeAlias = "Sequence[SupportsIndex] | npt.NDArray[Any]"
 
 PerAxis: TypeAlias = "int | Size"
 """One integer for all axes, or one integer per axis."""
+
+OWN = "__array_ufunc__", "__array_function__"
+"""Methods by which subclasses of NumPy's arrays compute in their own way, such as with units."""
 
 MOST_AXES = 64
 """Most axes of a NumPy array."""
@@ -55,7 +58,9 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
             if len(value) <= MOST_AXES:
                 return value if type(value) is tuple else tuple(value)
     try:
-        if has_own_arithmetic(value) or getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
+        kind, times = type(value), getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
+        own = issubclass(kind, np.ndarray) and any(getattr(kind, each) is not getattr(np.ndarray, each) for each in OWN)
+        if own or times:
             raise TypeError("units would be lost")  # times list as integers
         if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
             value = value.tolist()

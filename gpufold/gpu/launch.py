@@ -275,7 +275,7 @@ def _prepare(
 ) -> Kernel:
     operands = _operand(call.operation, "the input", data), _operand(call.operation, "out", result)
     of_weights = None if weight_out is None else _operand(call.operation, "weight_out", weight_out)
-    problem = registry.problem_of(call, *operands, device(device_number), of_weights)
+    problem = Problem(call, *operands, device(device_number), of_weights)
     plan, _, is_open = tuning.decide(problem)
     kernel = Kernel.of(plan, prod(problem.output.shape) * result[-1])
     kernel.generation, kernel.open = generation, problem if is_open else None

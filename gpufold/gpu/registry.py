@@ -10,7 +10,6 @@ from itertools import chain
 from operator import mul
 
 from gpufold.calls import Call, Unsupported
-from gpufold.given import word
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
@@ -54,11 +53,6 @@ RULES: Mapping[str, Preferences] = {
 """Heuristics of the operations with several variants."""
 
 
-def check_name(call: Call) -> None:
-    """Raise unless the call's variant is "auto" or a kernel of the operation."""
-    word(call.operation, "variant", call.variant, ("auto", *VARIANTS[call.operation]))
-
-
 def _plans_by(variant: Variant, problem: Problem) -> tuple[Plan, ...]:
     """Return the plans of a variant, the heuristics' first, or raise Unsupported."""
     plans = variant(problem)
@@ -81,6 +75,10 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
     serve are added to `refusals`, by name.
     """
     call, refused = problem.call, {} if refusals is None else refusals
+    operands = problem.input, problem.output, problem.weight_out
+    with _refusals_of(call.operation):
+        for operand in filter(None, operands):  # strides of axes of length 1 are passed to kernels too
+            offset_bits(sum(map(mul, operand.shape, map(abs, operand.strides))))
     table, done, problem = VARIANTS[call.operation], set[str](), as_columns(problem)
     if call.variant != "auto":
         with _refusals_of(call.operation):
@@ -105,24 +103,12 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
         yield from (replace(plan, reason=f"{why}: {plan.reason}") for plan in plans) if why else plans
 
 
-def problem_of(
-    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
-) -> Problem:
-    """Return the problem of a call on nonempty arrays; raise if no kernel can serve it."""
-    check_name(call)
-    operands = (input, output) if weight_out is None else (input, output, weight_out)
-    with _refusals_of(call.operation):
-        for operand in operands:  # strides of axes of length 1 are passed to kernels too
-            offset_bits(sum(map(mul, operand.shape, map(abs, operand.strides))))
-    return Problem(call, input, output, device, weight_out)
-
-
 @lru_cache(maxsize=1024)
 def choose(
     call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
 ) -> Plan:
     """Plan a call by heuristics alone; raise Unsupported if no variant, or not the requested one, can serve it."""
     refusals: dict[str, str] = {}
-    for plan in candidates(problem_of(call, input, output, device, weight_out), refusals):
+    for plan in candidates(Problem(call, input, output, device, weight_out), refusals):
         return plan
     raise Unsupported(f"{call.operation}: no variant serves the call: {'; '.join(dict.fromkeys(refusals.values()))}")

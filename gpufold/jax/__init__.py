@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from gpufold import extras
+from gpufold import blocks, extras, positions, sliding, space
 
 try:
     from jax import __version__
@@ -30,7 +30,8 @@ from gpufold.operations import OPERATIONS
 
 __all__ = [*OPERATIONS]
 
-col2im, im2col = function_of("col2im"), function_of("im2col")
-blocks_to_array, array_to_blocks = function_of("blocks_to_array"), function_of("array_to_blocks")
-add_blocks, take_blocks, average = function_of("add_blocks"), function_of("take_blocks"), function_of("average")
-batch_to_space, space_to_batch = function_of("batch_to_space"), function_of("space_to_batch")
+col2im, im2col = function_of(sliding.col2im), function_of(sliding.im2col)
+blocks_to_array, array_to_blocks = function_of(blocks.blocks_to_array), function_of(blocks.array_to_blocks)
+add_blocks, take_blocks = function_of(positions.add_blocks), function_of(positions.take_blocks)
+average = function_of(positions.average)
+batch_to_space, space_to_batch = function_of(space.batch_to_space), function_of(space.space_to_batch)

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import gpufold
-from gpufold.arrays import as_positions, check_bytes
+from gpufold.arrays import as_positions, check_bytes, check_real
 from gpufold.calls import Call
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
 from gpufold.given import check_kind
-from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended, taken
 from gpufold.weights import of_elements
-from gpufold.windows import axes_of_window, check_block_weights, check_real, name_of_axis
+from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
 
-def function_of(name: str) -> Callable[..., jax.Array]:
-    """Return the function of a name for JAX arrays, which are immutable."""
-    like = Like(getattr(gpufold, name), "jax.Array")
+def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Return a public function for JAX arrays, which are immutable."""
+    name, like = public.__name__, Like(public, "jax.Array")
 
     def function(*given: Any, **named: Any) -> Any:
         try:
@@ -60,11 +57,13 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         call, margins = call.extended
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
     if call.fusion.mode in BY_INDEX:
+
+        def weighted(array: jax.Array, block_shape: Any, strides: Any) -> Any:
+            options = {"block_shape": block_shape, "strides": strides, "window": window}
+            return _computed("array_to_blocks", {"array": array, **options})
+
         block = call.geometry.block_shape
-        weighted = partial(gpufold.jax.array_to_blocks, window=window)
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
-    if call.variant != "auto":
-        check_name(call)
     check_bytes(call, call.result_shape, call.element.itemsize)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
         argument = name_of_axis(call, window, axis)

@@ -20,9 +20,8 @@ from jax.interpreters import ad, batching, mlir
 
 from gpufold import adjoints
 from gpufold.calls import Call
-from gpufold.compute import launcher, run
+from gpufold.compute import check_variant, launcher, run
 from gpufold.geometry import PositionsGeometry
-from gpufold.operations import check_variant
 from gpufold.rounding import usual_mode
 
 call_p = Primitive("gpufold")

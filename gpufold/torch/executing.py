@@ -23,10 +23,10 @@ from torch.profiler import record_function
 from gpufold import extras, threads
 from gpufold.arrays import bounds_of
 from gpufold.calls import PLAIN, Call
-from gpufold.compute import launcher, run
+from gpufold.compute import check_variant, launcher, run
 from gpufold.geometry import SlidingGeometry
 from gpufold.gpu import tuning
-from gpufold.operations import OPERATIONS, check_variant
+from gpufold.operations import OPERATIONS
 from gpufold.torch.guards import Guards, seen_of
 from gpufold.torch.tensors import (
     alive,

@@ -15,7 +15,7 @@ from gpufold import blocks, calls, outside, positions, sliding, space
 from gpufold.arrays import check_bytes
 from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
-from gpufold.elements import check_dtype, check_sums
+from gpufold.elements import check_sums, check_weight_sums
 from gpufold.given import is_separable, word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX
@@ -160,7 +160,7 @@ def add_blocks_(
     sums, ones, new_weights = array, None, None
     if weight_out is not None:
         tensors.check_tensor("add_blocks_", "weight_out", weight_out)
-        calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
+        check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
         if array.numel():
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
     if weights is not None:
@@ -186,7 +186,7 @@ def _weighed(
     for argument, tensor in (("array", array), ("blocks", blocks), ("weights", weights)):
         tensors.check_tensor(name, argument, tensor)
     of_blocks, of_array = tensors.name_of(blocks.dtype), tensors.name_of(array.dtype)
-    check_dtype(name, "blocks", of_blocks)
+    calls.check_dtype(name, "blocks", of_blocks)
     check_sums(name, of_blocks, of_array, "array must have the result's dtype")
     tensors.check_beside(name, "blocks", blocks, "array", array)
     check_block_weights(name, weights, of_array, len(blocks))

@@ -30,7 +30,6 @@ from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
 from gpufold.geometry import as_integers, over_the_end, sequence
 from gpufold.given import shown, word
-from gpufold.gpu.registry import check_name
 from gpufold.names import MARGINS
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
@@ -83,9 +82,8 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     geometry = check(*integers, *(["over"] if over else []))
     fusion = Fusion(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
-    call = Call(operation, geometry, dtype.name, fusion, variant, deterministic, filled=filled or known)
-    if variant != "auto":
-        check_name(call)
+    call = Call(operation, geometry, dtype.name, fusion, filled=filled or known)
+    call = calls.chosen(call, variant, deterministic)
     block = geometry.block_shape
     wanted = (sum(block),) if separable else block
     if window is not None and tuple(window.shape) != wanted:
