@@ -62,5 +62,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident)
     im2col_per_block(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                      const Parameters p)
 {
-    unfold<planes_at_once, false>(image, columns, window, p);
+    unfold<planes_at_once>(image, columns, window, p);
 }

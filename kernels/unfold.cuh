@@ -120,8 +120,8 @@ template <int planes>
 inline __device__ void unfold_planes(const Block& block, const Scalar* image, Scalar* columns,
                                      const Weights& window, const Parameters& p);
 
-// Serves all planes, `at_once` of them in flight together; the rest by halves, or one by one.
-template <int at_once, bool by_halves>
+// Serves all planes, `at_once` of them in flight together, and the rest one by one.
+template <int at_once>
 inline __device__ void unfold(const Block& block, const Scalar* image, Scalar* columns, Offset planes,
                               const Weights& window, const Parameters& p)
 {
@@ -132,14 +132,14 @@ inline __device__ void unfold(const Block& block, const Scalar* image, Scalar* c
         columns += at_once * p.columns_plane_step;
     }
     if constexpr (at_once > 1)
-        unfold<(by_halves ? at_once / 2 : 1), by_halves>(block, image, columns, planes, window, p);
+        unfold<1>(block, image, columns, planes, window, p);
 }
 
-template <int at_once, bool by_halves>
+template <int at_once>
 inline __device__ void unfold(const Scalar* image, Scalar* columns, const Weights& window,
                               const Parameters& p)
 {
     const Block block = this_block(image, columns, p);
     if (block.exists)
-        unfold<at_once, by_halves>(block, block.image, block.columns, block.planes, window, p);
+        unfold<at_once>(block, block.image, block.columns, block.planes, window, p);
 }

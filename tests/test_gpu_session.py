@@ -37,7 +37,7 @@ from bench.hostcuda import fake_cupy
 sys.modules["cupy"] = fake_cupy.cupy()
 """
 
-WRONG, DEADLY = "average_elementwise", "space_to_batch_deinterleave"
+WRONG, DEADLY = "average_elementwise", "batch_to_space_index_map"
 """The kernel that gives wrong bits, and the one that takes the device down."""
 
 

@@ -78,7 +78,6 @@ MAY_REFUSE = {
     "im2col": ("packed", "runs", "staged"),
     "array_to_blocks": ("packed", "runs", "staged", "per_block"),
     "batch_to_space": ("packed",),
-    "space_to_batch": ("deinterleave",),
     "add_blocks": ("atomic",),
 }
 """What else than sizes some variants refuse has tests of its own, tests/test_plans.py; no other refuses anything."""
@@ -90,11 +89,10 @@ NATURAL = {
     ("im2col", "staged"): ("", "contiguous"),
     ("im2col", "taps"): ("", "swapped"),
     ("batch_to_space", "packed"): ("", "contiguous"),
-    ("space_to_batch", "deinterleave"): ("contiguous", ""),
 }
 """The layouts, of what is read and written, that a variant is made for; it may refuse others."""
 
-ANY_LAYOUT = ("taps", "runs", "staged", "packed", "deinterleave")
+ANY_LAYOUT = ("taps", "runs", "staged", "packed")
 """Variants that get another layout every other time."""
 
 SERVED = {

@@ -79,19 +79,20 @@ packed = partial(im2col, variant="packed", dtype="uint8", blocks=0)
 direct = partial(im2col, variant="per_block")
 
 
-def space(operation, shape, block, variant="auto", dtype="float32", begin=None, end=None, alignment=256, space=None):
-    """Plan a call, the shape being of the batch; `space` are other strides of the space."""
+def space(
+    operation, shape, block, variant="auto", dtype="float32", begin=(), end=(), alignment=256, batch=None, space=None
+):
+    """Plan a call, the shape being of the batch; `batch` and `space` are other strides of these."""
     margins = (1, *block), begin or (0,) * len(shape), end or (0,) * len(shape)
-    batch = batch_to_space_geometry(shape, *margins)
-    operands = contiguous(shape, alignment=alignment), contiguous(batch.array_shape, space, alignment)
-    if operation == "batch_to_space":
-        return planned(Call(operation, batch, dtype, variant=variant), *operands)
-    geometry = space_to_batch_geometry(batch.array_shape, *margins)
-    return planned(Call(operation, geometry, dtype, variant=variant), *reversed(operands))
+    geometry = batch_to_space_geometry(shape, *margins)
+    operands = contiguous(shape, batch, alignment), contiguous(geometry.array_shape, space, alignment)
+    if operation == "space_to_batch":
+        geometry, operands = space_to_batch_geometry(geometry.array_shape, *margins), operands[::-1]
+    return planned(Call(operation, geometry, dtype, variant=variant), *operands)
 
 
-together, apart = partial(space, "batch_to_space"), partial(space, "space_to_batch")
-joined, taken_apart = partial(together, variant="packed"), partial(apart, variant="deinterleave")
+together = partial(space, "batch_to_space")
+joined = partial(together, variant="packed")
 
 
 def placed(shape, block, count, variant="auto", dtype="float32", deterministic=True, all_of_them=False):
@@ -182,13 +183,6 @@ VARIANTS = [
     row("packed", together, NCHW, (1, 2, 2), end=(0, 0, 0, 1)),
     row("index_map", together, NCHW, (1, 2, 2), dtype="complex64"),
     row("index_map", together, (2**21, 2, 1), (1, 2**21), dtype="uint8", begin=(0, 0, 5), end=(0, 0, 2**21 - 12)),
-    row("deinterleave", apart, NCHW, (1, 2, 2)),
-    row("per_block", apart, (4, 64, 56, 57), (1, 2, 2)),
-    row("per_block", apart, (16, 64, 56, 56), (1, 4, 4), dtype="complex64"),
-    row("deinterleave", apart, (9, 64, 56, 56), (1, 3, 3)),
-    row("per_block", apart, (4, 56, 56, 64), (2, 2, 1)),
-    row("per_block", apart, (256, 3, 64, 64), (1, 16, 16)),
-    row("per_block", apart, (64, 64, 112, 112), (1, 2, 2), end=(0, 0, 0, 1)),  # elements stored one by one
     # Blocks are searched where there is little to test, and few integers added in any order.
     *(
         row(variant, placed, shape, block, count, dtype=dtype, deterministic=deterministic)
@@ -303,11 +297,6 @@ def of_threes(*arguments, width=32, channels=4, block=3, **options):
     return joined((block, channels, 6, width), (1, 1, block), *arguments, **options)
 
 
-def of_rows(width, dtype, crop=0, end=0, block=2, **options):
-    margins = {"begin": (0, 0, 0, crop), "end": (0, 0, 0, end)}
-    return taken_apart((4 * block, 4, 6, width), (1, 2, block), dtype=dtype, **margins, **options)
-
-
 TAPS = "ROWS VECTOR TAPS PITCH LANES TILES"
 DEFINES = [
     # Several planes and wide words, where there is enough.
@@ -356,6 +345,7 @@ DEFINES = [
     row(("TAPS_AT_ONCE", [1]), IN_WORDS, (3, 8), strides=(2, 8), dilations=(1, 2)),
     row(("TAPS_AT_ONCE", [1]), direct, (2, 3, 9, 63), (3, 8), strides=(2, 8)),
     row(("TAPS_AT_ONCE", [1]), IN_WORDS, (3, 8), strides=(2, 8), steps=(9 * 192, 9 * 64, 1, 9)),
+    row(("TAPS_AT_ONCE", [2]), IN_WORDS, (3, 16), strides=(2, 16), steps=(3 * 578, 578, 64, 1)),
     # A copy moves the widest words that fit.
     row(("SCALAR", ["Word<16>"]), direct, (2, 3, 4, 8), (1, 1), dtype="float16"),
     row(("SCALAR", ["Word<16>"]), direct, (2, 3, 4, 6), (1, 1), dtype="float16"),
@@ -374,21 +364,6 @@ DEFINES = [
             (4, 64, "float32", {"alignment": 4}),
         )
     ),
-    # Words that are taken apart are as wide as the rows and their phases allow.
-    *(row(("BLOCKS_PER_WORD PIXELS_BEFORE", [n, 0]), of_rows, w, "uint8") for n, w in ((8, 24), (4, 12), (1, 9))),
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [2, 0]), of_rows, 24, "float32"),
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", block=4),
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 28, "float32", 1, 3),  # every word ends a block
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 28, "float32", 2, 2),  # whole blocks, but one of two
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 25, "float32", 1, 1),  # an odd number of blocks
-    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", alignment=8),
-    # Blocks that are no words are loaded as several.
-    row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=3),
-    row(("BLOCKS_PER_WORD LOADED", [16, 16]), of_rows, 48, "uint8", block=3),
-    row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=6),
-    row(("BLOCKS_PER_WORD LOADED", [2, 2]), of_rows, 24, "float32", block=3, alignment=8),
-    row(("BLOCKS_PER_WORD LOADED", [8, 16]), of_rows, 24, "uint8", block=8),  # a word of 16 bytes would have two blocks
-    row(("BLOCKS_PER_WORD LOADED", [4, 16]), of_rows, 24, "uint8", block=4),  # and has four of these
     # A thread block owns as many rows as have room for theirs of taps, and long rows are cut in halves, and those of
     # halves, of as many taps of each pixel. One tile where there is no room for two.
     row((TAPS, [8, 4, 8, 65, 16, 1]), col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
@@ -407,11 +382,11 @@ DEFINES = [
     row((PIECES, [3, 12, 1, 0, 1, 0]), of_threes, dtype="uint8", width=33, channels=1),  # the array is 594 bytes
     row((PIECES, [3, 36, 4, 1, 1, 0]), of_threes, dtype="uint8", width=33, channels=2),
     row((PIECES, [32, 1, 1, 0, 0, 1]), of_threes, width=16, block=64),  # a block is two pieces
+    # Words of phases, and of planes, that lie apart start where each of these does.
+    row(("LOADED", [8]), joined, (2, 3, 8), (1, 2), dtype="uint8", batch=(24, 8, 1)),
+    row(("LOADED", [2]), joined, (2, 3, 8), (1, 2), dtype="uint8", batch=(26, 8, 1)),
+    row(("LOADED", [2]), joined, (4, 3, 8), (1, 2), dtype="uint8", batch=(26, 8, 1)),
     row(("PART", [16]), col2im, (204,), (24,), "gather", strides=20),
-    # Words of planes that lie apart start where each plane does.
-    row(("BLOCKS_PER_WORD LOADED", [2, 4]), taken_apart, (4, 3, 8), (1, 2), space=(64, 16, 1)),
-    row(("BLOCKS_PER_WORD LOADED", [1, 2]), taken_apart, (4, 3, 8), (1, 2), space=(50, 16, 1)),
-    row(("BLOCKS_PER_WORD LOADED", [4, 1]), taken_apart, (4, 3, 8), (1, 2), space=(65, 16, 1)),
     # Every byte in and out is counted once.
     row(("bytes_moved", [4 * (2 * 12 * 56 + 2 * 3 * 8 * 9)]), col2im, (8, 9), (2, 2), batch=2, channels=3),
     row(("bytes_moved", [4 * (2 * 3 * 8 * 9 + 2 * 12 * 56)]), im2col, (2, 3, 8, 9), (2, 2)),
@@ -445,13 +420,7 @@ REFUSED = [
     row("packed .*not blocks of 3 elements of 1 bytes in rows of 3", joined, (6, 3, 1), (2, 3), dtype="uint8"),
     row("packed .*not blocks of 2039 elements of 4 bytes", joined, (2 * 2039, 3, 8), (2, 2039)),
     row("packed needs contiguous space", joined, (4, 3, 4), (1, 2), space=(32, 9, 1)),
-    row("deinterleave .*needs a last axis that is split", taken_apart, (*NHWC, 8), (2, 2, 1)),
-    row("deinterleave .*not 3 elements of 4 bytes", taken_apart, (3, 5), (3,)),
-    row("deinterleave .*not 2 elements of 16 bytes", taken_apart, (2, 4), (2,), dtype="complex128"),
-    row("deinterleave .*not 8 elements of 4 bytes", taken_apart, (8, 9), (8,)),
-    row("deinterleave .*needs rows of whole blocks, aligned to 8 bytes", taken_apart, (2, 4), (2,), begin=(0, 1)),
     row("would need .* bytes of shared memory, of which there are 49152", placed, *OF_FIFTY_AXES, 3, "output_driven"),
-    row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
 ]
 
 

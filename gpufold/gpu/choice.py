@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from math import prod
 
-from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
-from gpufold.gpu.variants import im2col, placed, space
+from gpufold.gpu.variants import im2col, placed
 from gpufold.gpu.variants.columns import view_of
 from gpufold.gpu.variants.views import SECTOR_BYTES, WIDEST_WORD, View
-
-NARROW_BYTES = 4
-"""Elements of fewer bytes take as many instructions each as wider ones."""
 
 # ---------------------------------------------------------------------------------------------
 # col2im
@@ -63,6 +58,8 @@ LEAST_PIXELS_OF_STAGED, WIDE_TAPS = 2048, 8
 memory."""
 FAR_TAPS, FAR_BYTES = 4, 16
 """Least taps of a row for staging if pixels of neighbouring blocks are at least so many bytes apart."""
+NARROW_BYTES = 4
+"""Elements of fewer bytes take as many instructions each as wider ones."""
 APART_BYTES = 128
 """Least distance, in bytes, at which neighbouring pixels of a row lie in different cache lines."""
 
@@ -107,21 +104,12 @@ def _stores_better_in_runs(view: View) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# batch_to_space, space_to_batch
+# batch_to_space
 
 
 def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the kernel that packs words."""
     yield "packed", ""
-
-
-def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield deinterleave if it stores words or elements are narrow, then per_block."""
-    with suppress(Unsupported):
-        stored, _ = space.blocks_taken_apart(problem)
-        if stored > 1 or problem.element.itemsize < NARROW_BYTES:
-            yield "deinterleave", ""
-    yield "per_block", ""
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from gpufold.calls import Unsupported
 from gpufold.geometry import SpaceGeometry
 from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, offset, offset_bits, wide
-from gpufold.gpu.plan import LaunchShape, Operand, Plan, Problem, make_plan, planes_per_thread, resident_blocks
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan, planes_per_thread, resident_blocks
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.views import (
     LINE_BYTES,
@@ -240,81 +240,7 @@ def _by_size(pieces: _Pieces) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------
 # space_to_batch
 
-APART_BYTES = 96
-"""Guess, by registers: most bytes of the blocks that a thread deinterleaves."""
-
-
-def _word_of_blocks(view: View, space: Operand) -> int:
-    """Count the pixels of the widest aligned word of whole blocks in rows of space."""
-    last = view.axes[-1]
-    if last.is_unit:
-        raise Unsupported("deinterleave needs a last axis that is split")
-    if last.pixel_stride != 1:
-        raise Unsupported(f"deinterleave needs a contiguous last axis of space, not a step of {last.pixel_stride}")
-    if last.kernel & (last.kernel - 1) or last.kernel * view.itemsize > WIDEST_WORD:
-        raise Unsupported(
-            f"deinterleave needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
-            f"not {last.kernel} elements of {view.itemsize} bytes"
-        )
-    word_pixels = view.pixels_at_once(space.alignment)
-    if word_pixels < last.kernel:
-        raise Unsupported(
-            f"deinterleave needs rows of whole blocks, aligned to {last.kernel * view.itemsize} bytes, "
-            f"not of {last.size} elements of {view.itemsize}"
-        )
-    return word_pixels
-
 
 def per_block(problem: Problem) -> Plan:
     """Plan one thread per block: serves any call, and is fast if blocks are small."""
     return unfold.per_block(problem, view_of(problem))
-
-
-def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
-    """Count the blocks of a thread of deinterleave, and the elements that it loads at once.
-
-    The blocks are loaded as one word, and the elements of each phase are stored as one word. Elements of up to 4 bytes
-    are loaded as several words if blocks are no word, or if words of a phase would have less than 4 bytes.
-    """
-    view = view_of(problem)
-    last = view.axes[-1]
-    count = stored = view.blocks_at_once(problem.output.alignment)
-    while count > 1 and (last.size % (count * last.kernel) or count * last.kernel * view.itemsize > APART_BYTES):
-        count //= 2
-    loaded = view.pixels_at_once(problem.input.alignment, count * last.kernel)
-    in_words = view.itemsize <= 4 <= min(count, loaded) * view.itemsize and count > 1 and last.pixel_stride == 1
-    try:
-        at_once = min(stored, _word_of_blocks(view, problem.input) // last.kernel)
-    except Unsupported:
-        if in_words:
-            return count, loaded
-        raise
-    return (count, loaded) if in_words and at_once * view.itemsize < 4 else (at_once, at_once * last.kernel)
-
-
-def deinterleave(problem: Problem) -> Plan:
-    """Plan one thread per word of whole blocks, which it deinterleaves in registers."""
-    view = view_of(problem)
-    *outer, last = view.axes
-    count, loaded = blocks_taken_apart(problem)
-    ends_before = -last.pad % last.kernel
-    width = count * last.kernel
-    words = replace(
-        last,
-        stride=width,
-        pad=last.pad + ends_before,
-        blocks=last.blocks // count + (ends_before > 0),
-        block_stride=last.block_stride * count,
-    )
-    blocks = "the end of a block and the beginning of the next" if ends_before else f"{count} blocks of {last.kernel}"
-    return unfold.plan(
-        problem,
-        replace(view, axes=(*outer, words)),
-        "deinterleave",
-        "space_to_batch_deinterleave",
-        last.kernel,
-        f"rows are whole words of {width * view.itemsize} bytes, each {blocks}",
-        BLOCKS_PER_WORD=count,
-        LOADED=loaded,
-        PIXELS_BEFORE=ends_before,
-    )
