@@ -1,4 +1,4 @@
-"""Plans of the kernels of kernels/unfold.cuh, which extract sliding blocks: im2col and space_to_batch."""
+"""The plan of im2col_per_block, for im2col and space_to_batch, and what other plans of im2col share with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OVERLAPPING_PLANES_PER_THREAD = 4
 and evict the image from the L2 cache before the next block reads it again."""
 
 DIRECT_TAPS = 8
-"""Guess, by registers: most taps that a thread of the per_block kernels holds at once."""
+"""Guess, by registers: most taps that a thread of per_block holds at once."""
 
 
 def types_of(problem: Problem, itemsize: int) -> dict[str, str]:
@@ -54,13 +54,19 @@ def plane_steps(view: View) -> dict[str, Field]:
     }
 
 
-def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: int, reason: str, **defines: int) -> Plan:
-    """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the kernel's own."""
+def per_block(problem: Problem, view: View) -> Plan:
+    """Plan kernels/im2col_per_block.cu: threads along the blocks, each with a few planes and chunks of taps."""
+    view = view.with_rows_as_planes()
     axes, kernel_width, enough = view.axes, view.axes[-1].kernel, device_threads(problem.device)
     if kernel_width > INT32_MAX:
         raise Unsupported(
-            f"{variant} knows the taps of a row as it is compiled, in 32 bits, but the last axis has {kernel_width}"
+            f"per_block knows the taps of a row as it is compiled, in 32 bits, but the last axis has {kernel_width}"
         )
+    at_once = taps_at_once(view)
+    taps = DIRECT_TAPS if view.itemsize <= 8 else DIRECT_TAPS // 2
+    if at_once > 1 and view.itemsize <= 4:
+        taps *= 2  # of half as many planes
+    chunk_taps = at_once * chunk_size(kernel_width // at_once, taps // at_once)
     chunks = view.taps // kernel_width * -(-kernel_width // chunk_taps)
     places = view.batch * prod(view.blocks)
     overlapping = any(axis.kernel * axis.dilation > axis.stride for axis in axes)
@@ -85,16 +91,15 @@ def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: in
     rows = -(-chunks // per_thread)
     return make_plan(
         problem,
-        variant,
+        "per_block",
         LaunchShape(threads, MOVING_THREADS, MOVING_THREADS, view.blocks, groups, bits, rows=rows),
-        reason,
+        "neighbouring threads take neighbouring blocks",
         {
             **types_of(problem, view.itemsize),
             "SPATIAL_RANK": len(axes),
             "KERNEL_WIDTH": kernel_width,
             "CHUNK_TAPS": chunk_taps,
-            "TAPS_AT_ONCE": 1,
-            **defines,
+            "TAPS_AT_ONCE": at_once,
         },
         {
             **sliding(view),
@@ -110,18 +115,6 @@ def plan(problem: Problem, view: View, variant: str, kernel: str, chunk_taps: in
             "threads": offset(threads),
             **plane_steps(view),
         },
-        source=f"{kernel}.cu",
-        symbol=kernel,
+        source="im2col_per_block.cu",
+        symbol="im2col_per_block",
     )
-
-
-def per_block(problem: Problem, view: View) -> Plan:
-    """Plan kernels/im2col_per_block.cu, in which a thread stores what it loads."""
-    view = view.with_rows_as_planes()
-    taps = DIRECT_TAPS if view.itemsize <= 8 else DIRECT_TAPS // 2
-    at_once = taps_at_once(view)
-    if at_once > 1 and view.itemsize <= 4:
-        taps *= 2  # of half as many planes
-    chunk = at_once * chunk_size(view.axes[-1].kernel // at_once, taps // at_once)
-    reason = "neighbouring threads take neighbouring blocks"
-    return plan(problem, view, "per_block", "im2col_per_block", chunk, reason, TAPS_AT_ONCE=at_once)
