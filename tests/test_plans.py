@@ -27,6 +27,7 @@ from gpufold.geometry import (
     col2im_geometry,
     im2col_geometry,
     space_to_batch_geometry,
+    take_blocks_geometry,
 )
 from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import H200, Operand, Problem
@@ -101,6 +102,12 @@ def placed(shape, block, count, variant="auto", dtype="float32", deterministic=T
     geometry = add_blocks_geometry(shape, (count, *lead, *block), (count, len(block)))
     call = Call("add_blocks", geometry, dtype, Fusion(accumulate=True), variant, deterministic)
     return planned(call, contiguous(geometry.blocks_shape), contiguous(shape), all_of_them)
+
+
+def taking(shape, block):
+    """Plan the extraction of a few blocks."""
+    geometry = take_blocks_geometry(shape, (9, len(block)), block)
+    return planned(Call("take_blocks", geometry, "float32"), contiguous(shape), contiguous(geometry.blocks_shape))
 
 
 def of_blocks(operation, shape, block, strides=1, order=None, variant="auto", deterministic=True):
@@ -387,6 +394,11 @@ DEFINES = [
     row(("LOADED", [2]), joined, (2, 3, 8), (1, 2), dtype="uint8", batch=(26, 8, 1)),
     row(("LOADED", [2]), joined, (4, 3, 8), (1, 2), dtype="uint8", batch=(26, 8, 1)),
     row(("PART", [16]), col2im, (204,), (24,), "gather", strides=20),
+    # Many planes share the index arithmetic, fewer if rows are short, and rows of blocks if planes are few.
+    row(("PLANES ELEMENTS", [8, 1]), taking, (16, 4096), (400,)),
+    row(("PLANES ELEMENTS", [4, 1]), taking, (16, 512, 512), (7, 7)),
+    row(("PLANES ELEMENTS", [4, 2]), taking, (7, 512, 512), (7, 7)),
+    row(("PLANES ELEMENTS", [1, 8]), taking, (512, 512), (64, 64)),
     # Every byte in and out is counted once.
     row(("bytes_moved", [4 * (2 * 12 * 56 + 2 * 3 * 8 * 9)]), col2im, (8, 9), (2, 2), batch=2, channels=3),
     row(("bytes_moved", [4 * (2 * 3 * 8 * 9 + 2 * 12 * 56)]), im2col, (2, 3, 8, 9), (2, 2)),

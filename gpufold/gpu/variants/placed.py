@@ -287,33 +287,27 @@ DIRECT_RESIDENT_BLOCKS = 4
 it loads all."""
 
 
-def _shares(problem: Problem, rows: int) -> list[tuple[int, int]]:
-    """Return candidates for a thread's planes and elements per plane, powers of two: as many as allowed, or half.
+def _share(problem: Problem, rows: int) -> tuple[int, int]:
+    """Return a thread's planes and elements per plane, powers of two: as many as allowed.
 
-    For blocks with short rows, whose sectors few neighbours share, half was faster on an H100.
+    If planes are many and rows of blocks short, whose sectors few neighbours share, it is half as many planes: an H100
+    was faster then.
     """
     view = placed_view(problem)
     most = min(DIRECT_LOADS, DIRECT_BYTES // view.element.itemsize)
-    shares = []
-    for limit in (most, most // 2):
-        planes = min(limit, 1 << view.channels.bit_length() - 1)
-        elements = min(max(1, limit // max(1, planes)), 1 << rows.bit_length() - 1)
-        if planes and (planes, elements) not in shares:
-            shares.append((planes, elements))
-    return shares[::-1] if view.block[-1] < WARP and all(elements == 1 for _, elements in shares) else shares
+    if view.channels >= most and view.block[-1] < WARP:
+        most //= 2
+    planes = min(most, 1 << view.channels.bit_length() - 1)
+    return planes, min(most // planes, 1 << rows.bit_length() - 1)
 
 
-def per_element(problem: Problem) -> tuple[Plan, ...]:
+def per_element(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_per_element.cu."""
     if problem.fusion.mode in BY_INDEX:
         raise Unsupported(f"mode {problem.fusion.mode!r} is taken by index, by no kernel")
-    axis = max(0, len(placed_view(problem).size) - 2)
-    shares = _shares(problem, placed_view(problem).block[axis])
-    return tuple([_per_element(problem, axis, planes, elements) for planes, elements in shares])
-
-
-def _per_element(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
     view = placed_view(problem)
+    axis = max(0, len(view.size) - 2)
+    planes, elements = _share(problem, view.block[axis])
     groups = -(-view.channels // planes)
     step = -(-view.block[axis] // elements)
     owned = (*view.block[:axis], step, *view.block[axis + 1 :])
