@@ -35,7 +35,7 @@ help:
 	@echo "make docs           the site, docs/_build/html: the documents, the reference, and examples with their pictures"
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python, CUDA and Markdown in their one format"
-	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
+	@echo "make sanitize       compute-sanitizer over every kernel function (needs a GPU and the CUDA toolkit)"
 	@echo "make measure        the whole benchmark on a GPU, saved row by row; RESUME=1 goes on, RESULTS=folder, SECONDS=of a"
 	@echo "                    problem; where nothing can be installed: python3 -m bench chip --results folder"
 	@echo "make report         figures, tables and regret from RESULTS, without a GPU"
@@ -126,8 +126,8 @@ SANITIZERS := memcheck racecheck initcheck synccheck
 sanitize: $(VENV)/.test
 	@command -v compute-sanitizer >/dev/null || { echo "make sanitize: compute-sanitizer of the CUDA toolkit is not on the PATH"; exit 1; }
 	for tool in $(SANITIZERS); do \
-		compute-sanitizer --tool $$tool --target-processes all --error-exitcode 1 \
-			$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py -k sanitize || exit 1; \
+		compute-sanitizer --tool $$tool --target-processes all --max-connections 64 --error-exitcode 1 \
+			$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py -k test_smoke || exit 1; \
 	done
 
 # Where nothing can be installed: python3 -m bench chip --results DIR.

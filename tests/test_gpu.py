@@ -1,6 +1,6 @@
 """On a GPU: every variant gives the NumPy path's answer, in the current stream, and takes nothing but its result.
 
-Deterministic variants give its bits. The tests that `make sanitize` runs have `sanitize` in their names.
+Deterministic variants give its bits.
 
 In one process most of the time goes into compiling: `-n 14` of pytest-xdist divides it. Tests of many GB wait for each
 other all the same, and one that leaves the device in error ends its process in its own name. Without a GPU,
@@ -27,11 +27,8 @@ from operator import attrgetter
 import numpy as np
 import pytest
 from cases import (
-    AVERAGE_CASES,
-    BLOCKS_CASES,
     DTYPES,
     POSITIONS_CASES,
-    SPACE_CASES,
     BlocksCase,
     Case,
     SpaceCase,
@@ -246,15 +243,9 @@ class Room:
         assert (self.bytes == memory).all(), f"{where}: what lies around is written"
 
 
-def name_of(row):
-    """Name rows that are small, yet run every kernel, for compute-sanitizer, which slows each many times."""
-    is_small = row.variant or row.case in (*SPACE_CASES, *BLOCKS_CASES, *SHORT_CASES, *AVERAGE_CASES)
-    return f"{row}-sanitize" if is_small else str(row)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [*range(3), *(pytest.param(n, marks=pytest.mark.many) for n in range(3, 20))])
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_variant_is_the_numpy_path(cupy, row, number):
     """By the public function, on arrays where the draw puts them, into garbage.
 
