@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench import drawn
-from bench.gpu_session import Session, half_an_hour
+from bench.gpu_session import half_an_hour
 from bench.host import host
 from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
 from bench.problems import PROBLEMS, select
@@ -39,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     named = argparse.ArgumentParser(add_help=False)
     repeated: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
     named.add_argument("--problem", **repeated, help="problems with it in their name")
+    into = argparse.ArgumentParser(add_help=False)
+    into.add_argument("--results", type=Path, required=True, metavar="DIR", help="all that is written; goes on there")
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         parents=[named],
@@ -73,19 +74,12 @@ def _parser() -> argparse.ArgumentParser:
         help="saved results, or folders of them, else those in bench/results",
     )
     command("host", host, "measure what a repeated GPU call costs before the launch, without a GPU", named)
-    chip = command("chip", _chip, "half an hour on a GPU: tests, sanitizers, measurements, a summary", named)
-    chip.add_argument(
-        "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
-    )
-    chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
+    chip = command("chip", half_an_hour, "half an hour on a GPU: tests, sanitizers, measurements", named, into)
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
     chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
-    raced = command("tune", _tune, "race the kernels of every problem, into a file that the package can ship", named)
-    raced.add_argument(
-        "--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune.txt"
-    )
+    command("tune", _tune, "race the kernels of every problem, into a file that the package can ship", named, into)
     return parser
 
 
@@ -148,13 +142,6 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
     if choices:
         show(console, by_operation(choices))
     return 0
-
-
-def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended first
-    named = [word for name in options.problem for word in ("--problem", name)]
-    session = Session(options.results.resolve(), options.processes, named, options.seconds, options.commit)
-    return half_an_hour(session, options.minutes, options.steps, words)
 
 
 def _tune(options: argparse.Namespace, words: list[str], console: Console) -> int:

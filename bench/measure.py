@@ -39,8 +39,8 @@ memory was not freed."""
 LEAST_MEMORY = 0.9
 """Least fraction of its result's size for a call that keeps no memory for the next: the system counts whole pages."""
 
-LOST = 3
-"""Exit status of a command whose device has failed."""
+LOST = 75
+"""Exit status of a command whose device has failed and that another process may go on with: EX_TEMPFAIL."""
 
 LONGEST_ERROR = 1000
 """Characters of an exception that are kept, because a compiler's list of errors may be long."""

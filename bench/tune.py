@@ -52,8 +52,6 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
         log.seek(0)
         said = log.read().splitlines()
         failed = [line for line in said if line.startswith("FAILED ")]
-        for line in failed:
-            say(console, line)
         for name in progress([name for name in wanted if said.count(name) < 2], str):
             print(name, file=log)
             try:
@@ -64,7 +62,6 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
             except Exception as error:  # whatever a library raises
                 failed.append(f"FAILED {name} - {type(error).__name__}: {' '.join(str(error).split())}")
                 print(failed[-1], file=log)
-                say(console, failed[-1])
             print(name, file=log)
             try:
                 cupy.cuda.runtime.deviceSynchronize()
@@ -72,6 +69,8 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
             except Exception as error:
                 say(console, f"The device is lost after {name}: {type(error).__name__}: {error}")
                 return LOST
+    for line in failed:
+        say(console, line)
     say(console, f"{len(wanted)} kinds of calls, {len(failed)} failed, measured in {folder / 'tuned'}")
     return int(bool(failed))
 

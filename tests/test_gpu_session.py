@@ -1,7 +1,7 @@
 """Half an hour on a GPU, rehearsed: the command, from end to end, where little is installed and much goes wrong.
 
-The environment has NumPy, torch, pytest and rich alone, pytest-xdist or not, and CuPy or its stand-in; there is no git,
-and a copy of the checkout that nothing may be written to.
+The environment has NumPy, torch, pytest and rich alone, pytest-xdist or not, and CuPy or its stand-in; there is a copy
+of the checkout, without its history, that nothing may be written to.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -21,24 +20,31 @@ from faults import copy_checkout
 from test_gpu import FUNCTIONS
 
 from bench.__main__ import INTERRUPTED, _parser, main
-from bench.gpu_session import ABSENT, DONE, FAILED, STEPS, STOPPED, Session, half_an_hour, sanitize
+from bench.gpu_session import ABSENT, DONE, FAILED, SANITIZER, STOPPED, TOOLS, do, steps_of
 from bench.peers import PEERS
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
-from bench.results import geometric_mean
+from bench.results import ROOT, geometric_mean
 from bench.terminal import Console
 from bench.tune import LOST, tasks, tune
 
-ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = {"cupy", "cupyx", "gpufold", "numpy", "torch"}
-NOT_INSTALLED = {peer.module for peer in PEERS} - INSTALLED | {"dask", "matplotlib"}
+NOT_INSTALLED = {peer.module for peer in PEERS} - INSTALLED | {"dask", "jax", "matplotlib"}
 STAND_IN = """sys.modules["cupyx"] = sys.modules["ml_dtypes"] = None
 from bench.hostcuda import fake_cupy
 sys.modules["cupy"] = fake_cupy.cupy()
 """
+MEMCHECK_ALONE = f"""#!/bin/sh
+shift {len(SANITIZER)}
+test $1 = memcheck || exec echo 1 passed
+shift
+exec "$@"
+"""
+"""A compute-sanitizer that runs tests behind one of its tools, for there is nothing that it could look at."""
 
 WRONG, DEADLY = "average_elementwise", "batch_to_space_index_map"
 """The kernel that gives wrong bits, and the one that takes the device down."""
+STEPS = list(steps_of(_parser().parse_args(["chip", "--results", "folder"])))
 
 
 def contents(folder):
@@ -48,23 +54,16 @@ def contents(folder):
 class Rehearsal:
     """The command in a copy of the checkout, with an environment and results of its own."""
 
-    def __init__(self, tmp_path, absent=(), stand_in="", **variables):
+    def __init__(self, tmp_path, path, absent=(), stand_in="", **variables):
         environment = tmp_path / "environment"
         environment.mkdir()
         missing = f"import sys\nsys.modules.update(dict.fromkeys({NOT_INSTALLED.union(absent)}))\n"
         (environment / "sitecustomize.py").write_text(missing + stand_in)
-        tools = tmp_path / "tools"  # no git among them
-        tools.mkdir()
-        for name in ("g++", "as", "ld", "nm", "ar"):
-            if found := shutil.which(name):
-                (tools / name).symlink_to(Path(found).resolve())
         self.checkout, self.results = tmp_path / "checkout", tmp_path / "results"
         copy_checkout(self.checkout)
-        shutil.rmtree(self.checkout / "bench" / "results", ignore_errors=True)
-        home = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR") if name in os.environ}
-        paths = f"{environment}{os.pathsep}{self.checkout}"
-        mine = {"PATH": str(tools), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-        self.environment = home | mine | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | variables
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        self.environment |= {"PATH": path, "PYTHONPATH": f"{environment}{os.pathsep}{self.checkout}"}
+        self.environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | variables
 
     def start(self, *words):
         options = ["--results", str(self.results), "--processes", "2", "--seconds", "0.01", *words]
@@ -81,22 +80,27 @@ class Rehearsal:
         return json.loads((self.results / "session.json").read_text())
 
 
+def details(page, step):
+    """What the page has on a step that failed."""
+    return re.search(rf"^## {step}\n\n```text\n(.*?)\n```$", page, re.M | re.S)[1]
+
+
 @pytest.mark.all
 @pytest.mark.peer("torch")
 @pytest.mark.peer("cupy")
 def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_path):
-    rehearsal = Rehearsal(tmp_path, absent={"xdist"})
+    rehearsal = Rehearsal(tmp_path, path="", absent={"xdist"})
     before = contents(rehearsal.checkout)
     status, page = rehearsal.run()
     assert status == 1
     assert contents(rehearsal.checkout) == before
-    results = {name: step["result"] for name, step in rehearsal.steps().items()}
-    assert all(results[name] == FAILED for name in ("machine", "smoke", "tests", "large", "tune", "benchmark")), page
-    assert results["memcheck"] == ABSENT
-    assert "No results are saved yet" in page
+    results = {name: result for name, (result, _) in rehearsal.steps().items()}
+    assert results == dict.fromkeys(STEPS, FAILED) | dict.fromkeys(TOOLS, ABSENT)
+    assert page.count("compute-sanitizer is not on the PATH") == len(TOOLS)
     for step in ("smoke", "tests", "large"):
-        assert re.search(rf"{step} \| FAILED .* skipped.* no CUDA device", page), page
-    assert "no GPU to measure on" in page
+        assert re.search("^SKIPPED .* no CUDA device", details(page, step)), page
+    for step in ("tune", "benchmark"):
+        assert "no GPU to measure on" in details(page, step)
 
 
 @pytest.mark.all
@@ -104,24 +108,25 @@ def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_pat
 @pytest.mark.peer("torch")
 @pytest.mark.peer("xdist")
 def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
-    """A kernel gives wrong bits, one takes the device down, a call is killed, and the results move away and back."""
+    """A kernel gives wrong bits, one takes the device down, a call is killed, and the results move."""
+    sanitizer = tmp_path / SANITIZER[0]
+    sanitizer.write_text(MEMCHECK_ALONE)
+    sanitizer.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     options = "-p bench.hostcuda.fake_cupy --of-each=1"
-    rehearsal = Rehearsal(tmp_path, (), STAND_IN, PYTEST_ADDOPTS=options, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY)
+    rehearsal = Rehearsal(tmp_path, path, (), STAND_IN, PYTEST_ADDOPTS=options, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY)
     source = rehearsal.checkout / "kernels" / f"{WRONG}.cu"
-    broken = source.read_text().replace(
-        "divide_or_zero(widen(element[number]), weight[number])", "widen(element[number])"
-    )
+    quotient, dividend = "divide_or_zero(widen(element[number]), weight[number])", "widen(element[number])"
+    broken = source.read_text().replace(quotient, dividend)
     assert broken != source.read_text()
     source.write_text(broken)
     before = contents(rehearsal.checkout)
 
     status, page = rehearsal.run("--steps", "2")
     assert status == 1
-    assert "the stand-in for CuPy" in page
-    said = re.findall(r"^- smoke: (.*): `(.*?)`$", page, re.M)
-    assert {name for _, name in said} == {f"test_smoke[{WRONG}]", f"test_smoke[{DEADLY}]"}, page
-    assert any("crashed while running" in why for why, _ in said), page
-    assert f" {len(FUNCTIONS) - 2} passed" in rehearsal.steps()["smoke"]["note"]
+    assert "the stand-in for CuPy" in details(page, "machine")
+    begun = rehearsal.steps()
+    assert list(begun) == ["machine", "smoke"]
 
     killed = rehearsal.start("--steps", "1")
     while not (rehearsal.results / "tests.log").exists() and killed.poll() is None:
@@ -129,105 +134,53 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     killed.terminate()
     killed.communicate()
     assert killed.returncode == INTERRUPTED, "once what it has started is ended"
-    assert rehearsal.steps()["tests"]["result"] == STOPPED
-    shutil.move(rehearsal.results, tmp_path / "elsewhere")
-    rehearsal.results.mkdir()
-    shutil.copytree(tmp_path / "elsewhere", rehearsal.results, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    assert rehearsal.steps()["tests"][0] == STOPPED
+    rehearsal.results = rehearsal.results.rename(tmp_path / "elsewhere")
 
     status, page = rehearsal.run()
     assert status == 1
     steps = rehearsal.steps()
-    assert {name: step["goes"] for name, step in steps.items()} == dict.fromkeys(STEPS, 1) | {"tests": 2}
-    assert f"`test_smoke[{DEADLY}]`" in page
-    assert re.search(r"large \| FAILED .* needs many GB", page), page
+    assert list(steps) == [*(name for name in STEPS if name != "tests"), "tests"], "what was stopped has its turn last"
+    assert {name: steps[name] for name in begun} == begun, "nothing is done again"
+    for step in ("smoke", "memcheck"):
+        said = dict(re.findall(r"^FAILED tests/test_gpu.py::test_smoke\[(\w+)\](.*)", details(page, step), re.M))
+        assert said.keys() == {WRONG, DEADLY}, page
+        assert "crashed while running" in said[DEADLY]
+        assert "AssertionError" in said[WRONG]
+        assert re.search(rf"^\| {step} \| FAILED .* {len(FUNCTIONS) - 2} passed", page, re.M), page
+    assert re.search("^SKIPPED .* needs many GB", details(page, "large")), page
     assert "col2im-tiny-2x2" in page
     saved = "".join(path.read_text() for path in (rehearsal.results / "measured").rglob("*.json*"))
     assert '"naive gather"' in saved, "peers that use CuPy alone are timed"
     assert "AttributeError" not in saved
     (measured,) = (rehearsal.results / "tuned").iterdir()
-    assert steps["tune"]["result"] == steps["report"]["result"] == DONE
+    assert {steps[name][0] for name in ("racecheck", "initcheck", "synccheck", "tune")} == {DONE}
     assert [choice.operation for choice in of_file(measured)] == ["col2im", "im2col"]
     assert re.search(r"\| \*?all.* \| 2 \|", page), "by how much the rule loses"
     assert contents(rehearsal.checkout) == before
     assert (rehearsal.results / "summary.md").read_text().strip() == page[page.index("# Half") :].strip()
 
 
-# ---- without other processes
-
-
-@pytest.fixture
-def session(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whose imports take longer than the tests
-    return Session(tmp_path, 2, [], 0.1, None)
-
-
-def test_steps_that_were_stopped_have_their_next_turn_after_the_others(session, monkeypatch, capsys):
-    log, answers = [], {"machine": [DONE], "smoke": [STOPPED, STOPPED, DONE], "tests": [FAILED], "sanitizers": [DONE]}
-    steps = {name: (10.0, lambda session, name: log.append(name) or answers[name].pop(0)) for name in answers}
-    monkeypatch.setattr("bench.gpu_session.STEPS", steps)
-    assert half_an_hour(session, 28, 3, ["chip"]) == 1
-    assert log == ["machine", "smoke", "tests"]
-    assert session.deadline < time.monotonic() + 10, "the seconds of a step"
-    assert half_an_hour(session, 28, 100, ["chip"]) == 1
-    assert log[3:] == ["sanitizers", "smoke", "smoke"]
-    half_an_hour(session, 28, 100, ["chip"])
-    assert len(log) == 6, "nothing is done again"
-    assert "| tests | FAILED |" in capsys.readouterr().out
-    (session.folder / "session.json").unlink()
-    answers |= {"machine": [DONE], "smoke": [DONE]}
-    half_an_hour(session, 0.1, 100, ["chip"])
-    assert len(log) == 6, "no step begins where the minutes are over"
-
-
 def test_steps_and_what_the_documents_say_of_them_end_before_ten_minutes():
-    longest = max(seconds for seconds, _ in STEPS.values())
-    assert longest < 9 * 60
     said = re.findall(r"^python -m bench (chip .*)$", (ROOT / "docs" / "gpu.md").read_text(), re.M)
     assert said
-    assert all(_parser().parse_args(words.split()).steps * longest < 600 for words in said)
+    for words in said:
+        options = _parser().parse_args(words.split())
+        assert options.steps * max(seconds for seconds, *_ in steps_of(options).values()) < 9 * 60
 
 
-def test_what_does_not_end_in_time_is_ended_with_what_it_has_started(session):
-    session.deadline = time.monotonic() + 1
-    assert session.run("slow", ["sh", "-c", "sleep 60 & echo $!; wait"], ["true"]) == STOPPED
-    child = Path("/proc", (session.folder / "slow.log").read_text().strip(), "cmdline")
-    until = time.monotonic() + 10
+def test_what_does_not_end_in_time_is_ended_with_what_it_has_started(tmp_path):
+    log, until = tmp_path / "slow.log", time.monotonic() + 10
+    assert do(1, ["sh", "-c", "sleep 60 & echo $!; wait"], {}, log) == STOPPED
+    child = Path("/proc", log.read_text().strip(), "cmdline")
     while child.exists() and child.read_bytes() and time.monotonic() < until:
         time.sleep(0.01)
     assert time.monotonic() < until
 
 
-@pytest.mark.all
-def test_each_kernel_function_is_launched_behind_one_of_several_sanitizers(session, monkeypatch):
-    tool = session.folder / "compute-sanitizer"
-    tool.write_text('#!/bin/sh\necho "$8 $*"\necho 1 passed\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(session.folder), prepend=os.pathsep)
-    session.deadline = time.monotonic() + 60
-    assert sanitize(session, "memcheck") == DONE
-    ran = [re.search(r"^(\d{5,}) (.*)", log.read_text(), re.M).groups() for log in session.logs("memcheck")]
-    assert len({port for port, _ in ran}) == len(ran) == session.processes
-    tests = [re.findall(r"::test_smoke\[(\w+)\]", words) for _, words in ran]
-    assert sorted(name for part in tests for name in part) == sorted(FUNCTIONS)
-    assert max(map(len, tests)) - min(map(len, tests)) <= 1
-
-
-LOG = """
-FAILED tests/test_gpu.py::test_one[1] - AssertionError:
-Arrays are not equal
-FAILED tests/test_gpu.py::test_two - AssertionError: Arrays are not equal
-ERROR tests/test_torch_gpu.py - ImportError: no torch
-SKIPPED [1] tests/test_gpu.py:7: no CUDA device
-2 failed, 1 error in 0.12s
-"""
-
-
-def test_the_summary_has_every_failure_once_with_its_reason(session, capsys):
-    (session.folder / "tests.log").write_text(LOG)
-    assert half_an_hour(session, 28, 0, []) == 0
-    page = capsys.readouterr().out
-    assert "- tests: AssertionError: Arrays are not equal: `test_one[1]`, `test_two`\n" in page
-    assert "- tests: ImportError: no torch: `tests/test_torch_gpu.py`\n" in page
+def test_a_command_that_lost_the_device_goes_on_in_another_process(tmp_path):
+    log = tmp_path / "log"
+    assert do(60, ["sh", "-c", f"test -s {log} || (echo lost; exit {LOST})"], {}, log) == DONE
 
 
 # ---- races of every problem, and what they say of the rule
