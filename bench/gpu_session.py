@@ -132,7 +132,7 @@ def do(seconds: float, command: Sequence[str], variables: Mapping[str, str], log
                 return STOPPED
         if status < 0:
             out.write(f"ended by signal {-status}\n".encode())
-    skipped = "pytest" in command and not re.search(r"\d+ passed", log.read_text(errors="replace"))
+    skipped = "pytest" in command and not re.search(r"\d+ (passed|xfailed)", log.read_text(errors="replace"))
     return FAILED if status or skipped else DONE
 
 
