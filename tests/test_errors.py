@@ -336,6 +336,19 @@ BAD_CALLS = [
     (taking(mode="zeros"), ValueError, ["mode must be one of constant, edge, ", "got 'zeros'"]),
     (taking(array=np.ones((0, 8)), mode="wrap"), ValueError, ["mode 'wrap' takes elements of array"]),
     (taking(mode="wrap", variant="per_block"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
+    *(
+        (taking(mode="wrap", **wrong), error, [message])
+        for wrong, error, message in (
+            (
+                {"out": np.zeros((3, 2, 2, 2))},
+                ValueError,
+                "out must have the result's shape (3, 2, 2, 3), got (3, 2, 2, 2)",
+            ),
+            ({"out": np.zeros((3, 2, 2, 3), "f4")}, TypeError, "out must have the result's dtype float64, got float32"),
+            ({"out": np.broadcast_to(0.0, (3, 2, 2, 3))}, ValueError, "out must be writeable"),
+            ({"window": np.ones((2, 2))}, ValueError, "take_blocks: window must have the shape (2, 3)"),
+        )
+    ),
     (taking(array=ARRAY.astype(int), window=np.ones((2, 3))), TypeError, ["window needs array of floats"]),
     # --- grids of positions
     (grid(size=8), TypeError, ["size must be a sequence", "got 8; write (8,"]),
