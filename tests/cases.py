@@ -54,6 +54,10 @@ class Case(Named):
     batch: int | None = 2
     channels: int = 3
 
+    @property
+    def block(self):
+        return self.kernel_size
+
     def _expanded(self, value):
         return (value,) * len(self.output_size) if isinstance(value, int) else tuple(value)
 
@@ -499,6 +503,12 @@ class BlocksCase(Named):
     shape: tuple[int, ...]
     block: tuple[int, ...]
     strides: tuple[int, ...]
+    last: str = "drop"
+
+    @property
+    def arguments(self):
+        """Of both operations, by name."""
+        return {"strides": self.strides, "last": self.last}
 
     @property
     def lead(self):
@@ -506,8 +516,10 @@ class BlocksCase(Named):
 
     @property
     def num_blocks(self):
-        sizes = self.shape[len(self.lead) :]
-        return tuple((n - b) // s + 1 for n, b, s in zip(sizes, self.block, self.strides, strict=True))
+        axes = zip(self.shape[len(self.lead) :], self.block, self.strides, strict=True)
+        if self.last == "over":
+            return tuple(max(0, -((b - n) // s)) + 1 for n, b, s in axes)
+        return tuple((n - b) // s + 1 for n, b, s in axes)
 
     @property
     def blocks_shape(self):
@@ -582,6 +594,14 @@ def values(shape, dtype, seed: int = 0):
     kind = rng.integers(0, 12, shape)
     numbers = np.where(kind == 0, -0.0, np.where(kind == 1, tiny * rng.integers(-5, 6, shape), numbers))
     return numbers.astype(dtype)
+
+
+def ordinary_numbers(rng, shape, dtype):
+    """Draw numbers of any size for integers, and ordinary ones for others."""
+    if dtype.kind in "biu":
+        return values(shape, dtype, rng.integers(1 << 32))
+    numbers = rng.standard_normal(shape)
+    return (numbers + 1j * rng.standard_normal(shape) if dtype.kind == "c" else numbers).astype(dtype)
 
 
 INEXACT = tuple(dtype for dtype in DTYPES if dtype.kind not in "biu")

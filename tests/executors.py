@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import AverageCase, BlocksCase, Case, PositionsCase, SpaceCase, assert_same_bits, values
+from cases import (
+    AverageCase,
+    BlocksCase,
+    Case,
+    PositionsCase,
+    SpaceCase,
+    assert_same_bits,
+    ordinary_numbers,
+    values,
+)
+from definition import weight_dtype
 from numpy.lib.stride_tricks import as_strided
 
 import gpufold
@@ -110,7 +120,7 @@ def block_by_block(geometry, columns, start=0):
 # Calls
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """A call of a public function on a NumPy array."""
 
@@ -118,9 +128,61 @@ class Call:
     data: np.ndarray[Any, Any]
     arguments: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    """Among calls that tests choose by name."""
 
     def __str__(self) -> str:
         return f"{self.operation} of {self.data.dtype} {self.data.shape}, {self.arguments}, {self.options}"
+
+    @property
+    def numbers(self):
+        """The arrays that it reads, but for weights: the data, and the blocks that are added to it."""
+        return self.data, *(self.arguments[:1] if self.operation.startswith("add_blocks") else ())
+
+    @property
+    def weights(self):
+        """The arrays of its window, or the one that it divides by."""
+        weights = self.arguments[0] if self.operation == "average" else self.options.get("window")
+        return () if weights is None else weights if isinstance(weights, tuple) else (weights,)
+
+    def of(self, module):
+        """Return a module's function of these arrays alone, in this order."""
+        function = getattr(module, self.operation)
+        count = len(self.numbers) + (self.operation == "average")
+        others, options = self.arguments[count - 1 :], dict(self.options)
+        separable = isinstance(options.pop("window", None), tuple)
+
+        def call(*arrays):
+            weights = arrays[count:]
+            window = {"window": list(weights) if separable else weights[0]} if weights else {}
+            return function(*arrays[:count], *others, **options, **window)
+
+        return call
+
+    def __call__(self, *arrays):
+        """Call gpufold's function, which knows arrays of every kind, with other numbers and weights."""
+        return self.of(gpufold)(*arrays)
+
+    @property
+    def averages(self) -> bool:
+        return self.options.get("reduction", "sum") != "sum"
+
+    @property
+    def differentiable(self) -> int:
+        """How many of the arrays have a gradient: a window has none under a mean."""
+        return len(self.numbers) + (0 if self.averages else len(self.weights))
+
+    def differentiated(self, given):
+        """Return a function of those of these arrays that have a gradient, and them."""
+        call, kept = self.of(gpufold), given[self.differentiable :]
+        return (lambda *of: call(*of, *kept)), tuple(given[: self.differentiable])
+
+    def arrays(self, dtype, seed=0, lead=()):
+        """Random arrays in place of its own, of which weights are positive."""
+        rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
+        made = [ordinary_numbers(rng, (*lead, *each.shape), dtype) for each in self.numbers]
+        real = weight_dtype(dtype)
+        return made + [(rng.random((*lead, *each.shape)) + 0.5).astype(real) for each in self.weights]
 
     def on(self, data, **options):
         """Call with other data of the same shape."""
@@ -180,12 +242,13 @@ OPERATIONS_OF = {
 GIVEN = {
     "col2im": lambda case: (case.columns_shape, (case.output_size, case.kernel_size), case.arguments),
     "im2col": lambda case: (case.image_shape, (case.kernel_size,), case.arguments),
-    "blocks_to_array": lambda case: (case.blocks_shape, (case.shape, case.block), {"strides": case.strides}),
-    "array_to_blocks": lambda case: (case.shape, (case.block,), {"strides": case.strides}),
+    "blocks_to_array": lambda case: (case.blocks_shape, (case.shape, case.block), case.arguments),
+    "array_to_blocks": lambda case: (case.shape, (case.block,), case.arguments),
     "batch_to_space": lambda case: (case.batch_shape, (case.block_shape,), case.margins("crops")),
     "space_to_batch": lambda case: (case.space_shape, (case.block_shape,), case.margins("pads")),
     "add_blocks": lambda case: (case.shape, (case.blocks_shape, case.positions), {}),
     "take_blocks": lambda case: (case.shape, (case.positions, case.block), {}),
+    "average": lambda case: (case.shape, (case.shape[len(case.shape) - case.axes :],), {}),
 }
 """What an operation is given for a problem: the shape of its first array, and its other arguments."""
 
@@ -193,7 +256,7 @@ GIVEN = {
 def call_of(operation, case, elements, **options):
     """An operation on a problem, on the elements that a function gives for a shape."""
     shape, arguments, own = GIVEN[operation](case)
-    if operation == "add_blocks":
+    if operation in ("add_blocks", "average"):
         arguments = elements(arguments[0]), *arguments[1:]
     return Call(operation, elements(shape), arguments, own | options)
 

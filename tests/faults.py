@@ -85,7 +85,7 @@ FAULTS = (
     # --- tensors
     Fault("a gradient that forgets what a mean divides by", "gpufold/adjoints.py",
           "geometry, gradient = call.geometry, _divided(xp, call, gradient, window)", "geometry = call.geometry",
-          TORCH + "gradients[col2im-mean-none-float64]"),
+          TORCH + "gradients[col2im-mean-float64]"),
     Fault("a divisor of zero that is not made safe first", "gpufold/adjoints.py",
           "xp.where(uncovered, 0.0, 1.0 / xp.where(uncovered, 1.0, divisor))", "1.0 / divisor",
           TORCH + "gradients[col2im-mean-with-gaps-float64]"),

@@ -3,172 +3,84 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+from operator import attrgetter
 
+import cases
 import numpy as np
 import pytest
-from cases import values
+from cases import AverageCase, BlocksCase, Case, PositionsCase, SpaceCase, window_of
+from executors import OPERATIONS_OF, call_of
 
-import gpufold
 from bench.hostcuda import fake_cupy
+from gpufold.calls import MODES
 
 
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """A call of a function: its name, the shapes of its arrays by argument, and its other arguments."""
-
-    name: str
-    shapes: dict[str, tuple[int, ...]]
-    arguments: dict[str, Any] = field(default_factory=dict)
-    window: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the window's arrays, which come last: one is a full window, several a separable one."""
-    suffix: str = ""
-
-    def __str__(self) -> str:
-        return self.name + self.suffix
-
-    @property
-    def averages(self) -> bool:
-        return self.arguments.get("reduction", "sum") != "sum"
-
-    @property
-    def differentiable(self) -> int:
-        """How many of the arrays have a gradient: a window has none under a mean."""
-        return len(self.shapes) + (0 if self.averages else len(self.window))
-
-    def differentiated(self, given):
-        """Return a function of those of these arrays that have a gradient, and them."""
-        kept = given[self.differentiable :]
-        return (lambda *of: self(*of, *kept)), tuple(given[: self.differentiable])
-
-    def arrays(self, dtype, seed=0, lead=()):
-        """Random NumPy arrays of the call, of which the window's are positive."""
-        rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
-        made = [drawn(rng, dtype, (*lead, *shape)) for shape in self.shapes.values()]
-        real = "float64" if dtype.name in ("float64", "complex128") else "float32"
-        return made + [(rng.random((*lead, *shape)) + 0.5).astype(real) for shape in self.window]
-
-    def of(self, module):
-        """Return a module's function of these arrays alone."""
-
-        def call(*given):
-            options = dict(self.arguments)
-            arrays, window = given[: len(self.shapes)], given[len(self.shapes) :]
-            if window:
-                name = "weight" if self.name == "average" else "window"
-                options[name] = window[0] if len(self.window) == 1 else list(window)
-            return getattr(module, self.name)(**dict(zip(self.shapes, arrays, strict=True)), **options)
-
-        return call
-
-    def __call__(self, *given):
-        """Call gpufold's function, which knows arrays of every kind."""
-        return self.of(gpufold)(*given)
+def on(case, operation, window="none", **options):
+    """An operation on a problem, with a name that says what is special."""
+    if window != "none":
+        options["window"] = window_of(window, case.block, np.dtype(np.float64))
+    words = options.get("mode"), options.get("reduction"), window.replace("none", ""), str(case)
+    return replace(call_of(operation, case, np.zeros, **options), name="-".join(filter(None, (operation, *words))))
 
 
-def drawn(rng, dtype, shape):
-    """Draw numbers of any size for integers, and ordinary ones for others."""
-    if dtype.kind in "biu":
-        return values(shape, dtype, rng.integers(1 << 32))
-    numbers = rng.standard_normal(shape)
-    return (numbers + 1j * rng.standard_normal(shape) if dtype.kind == "c" else numbers).astype(dtype)
-
-
-def taken(sizes):
-    """Return the sizes of what takes the blocks of a sum."""
-    return {name: value for name, value in sizes.items() if name != "output_size"}
-
-
-FOLDED = {"output_size": (4, 3), "kernel_size": (3, 2), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
-SYMMETRIC = {"output_size": (4, 6), "kernel_size": (2, 3), "strides": (2, 1), "dilations": (2, 1), "pads_begin": (1, 0),
-             "pads_end": (1, 0)}  # fmt: skip
-TAKEN, TAKEN_ALIKE = map(taken, (FOLDED, SYMMETRIC))
 PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
-FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
-BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
-OVER = {"block_shape": (3, 2), "strides": (2, 3), "last": "over"}
-COLUMNS, IMAGE = {"data": (2, 6, 6)}, {"image": (2, 1, 4, 3)}
-ADDED = {"array": (2, 4, 3), "blocks": (4, 2, 3, 2)}
-AT = {"positions": PLACES, "block_shape": (3, 2)}
-FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "block_shape": (3, 2), "mode": "edge"}
+FAR_PLACES = ((-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1))
+
+FOLDED = Case("", (4, 3), (3, 2), strides=(2, 1), pads_begin=(1, 0), pads_end=(0, 1), channels=1)
+UNBATCHED = replace(FOLDED, name="unbatched", batch=None, channels=2)
+SYMMETRIC = Case("symmetric", (4, 6), (2, 3), (2, 1), (2, 1), (1, 0), (1, 0), batch=1, channels=2)
+GAPS = Case("with-gaps", (9,), (4,), 5, batch=None, channels=1)
+BLOCKS = BlocksCase("", (2, 7), (3,), (2,))
+OVER = BlocksCase("over", (2, 6, 4), (3, 2), (2, 3), last="over")
+SPACE = SpaceCase("", (8, 3), (1, 4), (0, 1), (0, 2))
+PLACED = PositionsCase("", (4, 3), (3, 2), tuple(PLACES), lead=(2,))
+FAR = PositionsCase("", (4, 3), (3, 2), FAR_PLACES)
+OF_PLANES = replace(FAR, lead=(2,))
 
 LINEAR = [
-    Operation("col2im", COLUMNS, FOLDED),
-    Operation("col2im", {"data": (12, 6)}, FOLDED, suffix="-unbatched"),
-    Operation("col2im", {"data": (1, 12, 8)}, SYMMETRIC, suffix="-symmetric"),
-    Operation("im2col", IMAGE, TAKEN),
-    Operation("im2col", {"image": (1, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric"),
-    Operation("im2col", {"image": (2, 4, 3)}, TAKEN, suffix="-unbatched"),
-    Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS),
-    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}),
-    Operation("batch_to_space", {"data": (8, 3)}, {"block_shape": (1, 4), "crops_begin": (0, 1), "crops_end": (0, 2)}),
-    Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": (0, 1), "pads_end": (0, 2)}),
-    Operation("add_blocks", ADDED, {"positions": PLACES}),
-    Operation("add_blocks", {"array": (4, 3), "blocks": (4, 3, 2)}, {"positions": PLACES}, suffix="-without-lead"),
-    Operation("take_blocks", {"array": (2, 4, 3)}, AT),
-    Operation("take_blocks", {"array": (4, 3)}, FAR, suffix="-edge"),
-    Operation("take_blocks", {"array": (2, 1, 1)}, FAR, suffix="-edge-of-one"),
+    *(
+        on(case, operation)
+        for case in (FOLDED, UNBATCHED, SYMMETRIC, BLOCKS, SPACE, PLACED)
+        for operation in OPERATIONS_OF[type(case)]
+    ),
+    on(replace(PLACED, name="without-lead", lead=()), "add_blocks"),
+    on(FAR, "take_blocks", mode="edge"),
+    on(replace(OF_PLANES, name="of-one", size=(1, 1)), "take_blocks", mode="edge"),
 ]
 WINDOWED = [
     *(
-        Operation(name, shapes, arguments, window, f"-{kind}")
-        for kind, window in (("full", FULL), ("separable", SEPARABLE))
-        for name, shapes, arguments in (
-            ("col2im", COLUMNS, FOLDED),
-            ("im2col", IMAGE, TAKEN),
-            ("add_blocks", ADDED, {"positions": PLACES}),
-            ("take_blocks", {"array": (2, 4, 3)}, AT),
-            ("take_blocks", {"array": (4, 3)}, FAR),
+        on(case, operation, window, **options)
+        for window in ("full", "separable")
+        for case, operation, options in (
+            *((case, operation, {}) for case in (FOLDED, PLACED) for operation in OPERATIONS_OF[type(case)]),
+            (FAR, "take_blocks", {"mode": "edge"}),
         )
     ),
-    Operation("average", {"numerator": (2, 4, 3)}, window=((4, 3),)),
-    Operation("average", {"numerator": (2, 3)}, window=((3,),), suffix="-of-one-axis"),
-    Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS, ((3,),), "-full"),
-    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}, ((3,),), "-full"),
+    on(AverageCase("", (2, 4, 3), 2), "average"),
+    on(AverageCase("of-one-axis", (2, 3), 1), "average"),
+    *(on(BLOCKS, operation, "full") for operation in OPERATIONS_OF[BlocksCase]),
 ]
 AVERAGED = [
     *(
-        Operation("col2im", COLUMNS, FOLDED | {"reduction": reduction}, window, f"-{reduction}-{kind}")
+        on(FOLDED, "col2im", window, reduction=reduction)
         for reduction in ("mean", "least_squares")
-        for kind, window in (("none", ()), ("full", FULL), ("separable", SEPARABLE))
+        for window in ("none", "full", "separable")
     ),
-    Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS | {"reduction": "mean"}, suffix="-mean-none"),
-    Operation(
-        "col2im",
-        {"data": (4, 2)},
-        {"output_size": (9,), "kernel_size": 4, "strides": 5, "reduction": "mean", "fill_value": 0},
-        suffix="-mean-with-gaps",
-    ),
+    on(BLOCKS, "blocks_to_array", reduction="mean"),
+    on(GAPS, "col2im", reduction="mean", fill_value=0),
 ]
 EVERY = [*LINEAR, *WINDOWED, *AVERAGED]
 BEYOND = [
-    *(
-        Operation("take_blocks", {"array": (2, 4, 3)}, FAR | {"mode": mode}, SEPARABLE, f"-{mode}")
-        for mode in ("reflect", "symmetric", "wrap")
-    ),
-    *(
-        Operation("array_to_blocks", {"array": (2, 6, 4)}, OVER | {"mode": mode}, suffix=f"-{mode}")
-        for mode in ("constant", "edge", "reflect", "symmetric", "wrap")
-    ),
-    Operation(
-        "blocks_to_array",
-        {"blocks": (2, 3, 2, 3, 2)},
-        {"output_shape": (2, 6, 4), "reduction": "mean", "fill_value": 7, **OVER},
-        suffix="-mean-over",
-    ),
+    *(on(OF_PLANES, "take_blocks", "separable", mode=mode) for mode in ("reflect", "symmetric", "wrap")),
+    *(on(OVER, "array_to_blocks", mode=mode) for mode in MODES),
+    on(OVER, "blocks_to_array", reduction="mean", fill_value=7),
 ]
 """Calls of blocks that reach out of the array, of which no kernel knows: it is extended, or read by index."""
 EMPTY = [
-    Operation("col2im", {"data": (0, 6, 6)}, FOLDED, FULL, "-without-batch"),
-    Operation("col2im", {"data": (2, 0, 8)}, SYMMETRIC, suffix="-without-channels"),
-    Operation("im2col", {"image": (0, 1, 4, 3)}, TAKEN, suffix="-without-batch"),
-    Operation("im2col", {"image": (0, 2, 4, 6)}, TAKEN_ALIKE, suffix="-symmetric-without-batch"),
-    Operation("array_to_blocks", {"array": (0, 1, 7)}, {"block_shape": (3,)}, suffix="-without-lead"),
-    Operation("batch_to_space", {"data": (0, 3)}, {"block_shape": (1, 4)}, suffix="-without-batch"),
-    Operation("add_blocks", {"array": (3,), "blocks": (0, 2)}, {"positions": np.zeros((0, 1), int)}, suffix="-of-none"),
-    Operation("take_blocks", {"array": (0, 2, 3)}, AT, suffix="-without-lead"),
-    Operation("take_blocks", {"array": (2, 0, 3)}, AT, suffix="-of-no-elements"),
+    on(cases.EMPTY[0], "col2im", "full"),
+    *(on(case, operation) for case in cases.EMPTY for operation in OPERATIONS_OF[type(case)]),
+    on(replace(SPACE, name="no-batch", batch_shape=(0, 3)), "batch_to_space"),
 ]
 
 
@@ -195,32 +107,32 @@ def arrays_and_others(name):
     return arrays, values[len(arrays) :]
 
 
-def named(operations):
-    """Run a test for operations, by their names."""
-    return pytest.mark.parametrize("operation", operations, ids=str)
+def named(calls):
+    """Run a test for calls, by their names."""
+    return pytest.mark.parametrize("call", calls, ids=attrgetter("name"))
 
 
-def calls_in(dtypes, operations=EVERY):
-    """Return operations with the dtypes that they have: integers are weighed in sums of blocks, and averaged.
+def calls_in(dtypes, calls=EVERY):
+    """Return calls with the dtypes that they have: integers are weighed in sums of blocks, and averaged.
 
     One dtype after another, so that one in seven of them, or two, are of all operations and of all dtypes.
     """
     return [
-        (each, dtype)
+        (call, dtype)
         for dtype in dtypes
-        for each in operations
-        if np.dtype(dtype).kind not in "biu" or not each.window or each.name in ("col2im", "blocks_to_array")
+        for call in calls
+        if np.dtype(dtype).kind not in "biu" or not call.weights or call.operation in ("col2im", "blocks_to_array")
     ]
 
 
-def in_dtypes(dtypes, operations=EVERY):
-    """Run a test for operations in the dtypes that they have."""
-    rows = [pytest.param(each, dtype, id=f"{each}-{dtype}") for each, dtype in calls_in(dtypes, operations)]
-    return pytest.mark.parametrize(("operation", "dtype"), rows)
+def in_dtypes(dtypes, calls=EVERY):
+    """Run a test for calls in the dtypes that they have."""
+    rows = [pytest.param(call, dtype, id=f"{call.name}-{dtype}") for call, dtype in calls_in(dtypes, calls)]
+    return pytest.mark.parametrize(("call", "dtype"), rows)
 
 
-def operation_of(name):
-    (found,) = [operation for operation in EVERY if str(operation) == name]
+def call_by(name):
+    (found,) = [call for call in EVERY if call.name == name]
     return found
 
 

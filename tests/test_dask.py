@@ -100,16 +100,12 @@ def call_of_row(row, number):
     """Draw a row's call, of blocks that may reach over the ends of their array."""
     what = drawn(row, number)
     what = what._replace(fusion=(*what.fusion[:2], False), weight_out=False, read="contiguous")
+    if isinstance(row.case, BlocksCase) and what.seed % 2:
+        row = row._replace(case=replace(row.case, last="over"))
     call, _, _ = drawn_call(row, what if prod(getattr(row.case, "shape", (1,))) else what._replace(mode="constant"))
     options = {name: each for name, each in call.options.items() if name != "accumulate"}
     if options.get("reduction", "sum") != "sum" or (row.operation in ("col2im", "blocks_to_array") and what.seed % 3):
         options["fill_value"] = 7
-    if isinstance(row.case, BlocksCase) and what.seed % 2:
-        options["last"] = "over"
-        if row.operation == "blocks_to_array":
-            array, steps = np.empty(row.case.shape, bool), {"strides": row.case.strides, "last": "over"}
-            shape = gpufold.array_to_blocks(array, row.case.block, **steps).shape
-            call = replace(call, data=values(shape, call.data.dtype, what.seed))
     return replace(call, options=options)
 
 

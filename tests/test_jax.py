@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from cases import assert_same_bits
 from fronts import (
-    ADDED,
     BEYOND,
     DEVICE,
     EVERY,
     HANDLE,
+    PLACED,
+    call_by,
     in_dtypes,
     launched_on_fake_cupy,
     named,
-    operation_of,
     synchronize,
     x64,
 )
@@ -114,8 +114,8 @@ def test_random_keys_are_no_numbers():
 
 @pytest.mark.some(9, all=3)
 @in_dtypes(("float64", "complex128"), [*EVERY, *BEYOND])
-def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
-    function, given = operation.differentiated(traced(operation.arrays(dtype)))
+def test_gradients_tangents_and_theirs_are_those_of_differences(call, dtype):
+    function, given = call.differentiated(traced(call.arrays(dtype)))
 
     def of_arrays(*arrays):  # which check_grads has as NumPy's
         return function(*map(jnp.asarray, arrays))
@@ -125,9 +125,9 @@ def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype
 
 @pytest.mark.some(47, all=5)
 @in_dtypes([dtype for dtype in SEVEN if dtype not in ("int32", "float64", "complex128")])
-def test_every_dtype_has_gradients_of_its_own(operation, dtype):
+def test_every_dtype_has_gradients_of_its_own(call, dtype):
     """They are those of the wider one, as exact as theirs are."""
-    function, given = operation.differentiated(traced(operation.arrays(dtype)))
+    function, given = call.differentiated(traced(call.arrays(dtype)))
     numbers = tuple(range(len(given)))
     gradients = jax.grad(lambda *of: function(*of).real.sum().astype(float), numbers)
     wide = gradients(*(each.astype(jnp.promote_types(each.dtype, "float64")) for each in given))
@@ -154,11 +154,11 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 
 @pytest.mark.some(9, all=3)
 @named(EVERY)
-def test_vmap_of_gradients_and_gradients_of_vmap(operation):
-    arrays, numbers = traced(operation.arrays("float64", lead=(3,))), tuple(range(operation.differentiable))
+def test_vmap_of_gradients_and_gradients_of_vmap(call):
+    arrays, numbers = traced(call.arrays("float64", lead=(3,))), tuple(range(call.differentiable))
 
     def energy(*each):
-        return (operation(*each) ** 2).sum()
+        return (call(*each) ** 2).sum()
 
     gradients = jax.jit(jax.grad(energy, numbers))
     rows = [gradients(*each) for each in zip(*arrays, strict=True)]
@@ -304,10 +304,10 @@ def launches(monkeypatch):
 
 @pytest.mark.some(9, all=5)
 @in_dtypes(SEVEN)
-def test_what_is_launched_has_the_bits_of_the_numpy_path(launches, operation, dtype):
-    arrays = operation.arrays(dtype)
+def test_what_is_launched_has_the_bits_of_the_numpy_path(launches, call, dtype):
+    arrays = call.arrays(dtype)
     given = traced(arrays)
-    assert_same_bits(jax.jit(operation)(*given), operation(*arrays))
+    assert_same_bits(jax.jit(call)(*given), call(*arrays))
     assert launches
     assert {each[:2] for each in launches} == {(DEVICE, HANDLE)}
     for array, before in zip(given, arrays, strict=True):
@@ -316,27 +316,27 @@ def test_what_is_launched_has_the_bits_of_the_numpy_path(launches, operation, dt
 
 @pytest.mark.some(9, all=5)
 @named(EVERY)
-def test_gradients_and_batches_are_launched_too(launches, operation):
-    arrays = operation.arrays("float32", lead=(2,))
+def test_gradients_and_batches_are_launched_too(launches, call):
+    arrays = call.arrays("float32", lead=(2,))
     given = traced(arrays)
-    assert_same_bits(jax.vmap(operation)(*given), np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
+    assert_same_bits(jax.vmap(call)(*given), np.stack([call(*row) for row in zip(*arrays, strict=True)]))
     before = len(launches)
-    numbers = tuple(range(operation.differentiable))
-    gradients = jax.grad(lambda *row: (operation(*row) ** 2).sum(), numbers)(*(each[0] for each in given))
+    numbers = tuple(range(call.differentiable))
+    gradients = jax.grad(lambda *row: (call(*row) ** 2).sum(), numbers)(*(each[0] for each in given))
     assert all(np.isfinite(each).all() for each in gradients)
     assert len(launches) > before
 
 
 def test_positions_of_32_bits_are_read_as_of_64(launches):
-    operation = operation_of("take_blocks-edge")
-    arrays = operation.arrays("float32")
+    call = call_by("take_blocks-edge")
+    arrays = call.arrays("float32")
     with x64(False):
-        assert_same_bits(operation(*traced(arrays)), operation(*arrays))
+        assert_same_bits(call(*traced(arrays)), call(*arrays))
 
 
 def test_nothing_is_launched_where_there_is_nothing_to_do(launches):
-    out, blocks = jnp.ones(ADDED["array"]), jnp.zeros((0, *ADDED["blocks"][1:]))
-    assert_same_bits(gpufold.jax.add_blocks(out, blocks, jnp.zeros((0, 2), int)), np.ones(ADDED["array"]))
+    out, blocks = jnp.ones(PLACED.shape), jnp.zeros((0, *PLACED.blocks_shape[1:]))
+    assert_same_bits(gpufold.jax.add_blocks(out, blocks, jnp.zeros((0, 2), int)), np.ones(PLACED.shape))
     assert gpufold.jax.take_blocks(out, jnp.zeros((0, 2), int), (2, 2)).shape == (0, 2, 2, 2)
     assert not launches
 

@@ -241,8 +241,7 @@ def call_of_row(row, what) -> tuple[Call, np.ndarray | None]:
 
     options = {}
     if operation in (*SUMS, *WEIGHED):
-        block = case.kernel_size if isinstance(case, Case) else case.block
-        options["window"] = window_of(kind, block, dtype, seed, WINDOWS[what.windows])
+        options["window"] = window_of(kind, case.block, dtype, seed, WINDOWS[what.windows])
     if operation == "take_blocks":
         options["mode"] = what.mode
     if what.weight_out:

@@ -6,7 +6,6 @@ import gc
 import re
 import weakref
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +15,7 @@ import definition
 import numpy as np
 import pytest
 from cases import DTYPES, INEXACT, WIDENINGS, assert_same_bits, off_its_size, values
-from fronts import BEYOND, EMPTY, EVERY, RIGHT, as_array, as_tensor, calls_in, in_dtypes, operation_of, x64
+from fronts import BEYOND, EMPTY, EVERY, RIGHT, as_array, as_tensor, call_by, calls_in, in_dtypes, x64
 from processes import python
 from test_arrays import FAR
 from test_errors import BAD_CALLS, describe, is_of_any_kind
@@ -69,10 +68,9 @@ def converted(kind, value, name):
     return KINDS[kind].to(value) if isinstance(value, np.ndarray) else value
 
 
-def given_of(operation, arrays, kind):
-    """Return the arrays of an operation in a kind; windows for chunks of NumPy are NumPy's."""
-    first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
-    kept = first_of_window if kind == "dask" else len(arrays)
+def given_of(call, arrays, kind):
+    """Return the arrays of a call in a kind; windows for chunks of NumPy are NumPy's."""
+    kept = len(call.numbers) if kind == "dask" and call.operation != "average" else len(arrays)
     return [*map(KINDS[kind].to, arrays[:kept]), *arrays[kept:]]
 
 
@@ -88,24 +86,22 @@ MAPPED = {"torch": pytest.mark.some(7, all=2), "jax": pytest.mark.some(23, all=8
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype", "kind"),
+    ("call", "dtype", "kind"),
     [
         pytest.param(
-            *(operation, dtype, kind),
+            *(call, dtype, kind),
             marks=[KINDS[kind].marks, SOME.get(kind, pytest.mark.some(7, all=3))],
-            id=f"{operation}-{dtype}-{kind}",
+            id=f"{call.name}-{dtype}-{kind}",
         )
         for kind in ("cupy", "torch", "jax", "dask")  # test_gpu.py has the other dtypes of CuPy's
-        for operation, dtype in calls_in(
-            DTYPES if kind != "cupy" else [np.dtype(np.float32)], [*EVERY, *BEYOND, *EMPTY]
-        )
+        for call, dtype in calls_in(DTYPES if kind != "cupy" else [np.dtype(np.float32)], [*EVERY, *BEYOND, *EMPTY])
     ],
 )
-def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
-    it, arrays = KINDS[kind], operation.arrays(dtype)
+def test_every_call_has_the_bits_of_the_numpy_path(call, dtype, kind):
+    it, arrays = KINDS[kind], call.arrays(dtype)
     with x64(True) if kind == "jax" else nullcontext():
-        given = given_of(operation, arrays, kind)
-        got, want = operation(*given), operation(*(array.copy() for array in arrays))
+        given = given_of(call, arrays, kind)
+        got, want = call(*given), call(*(array.copy() for array in arrays))
         assert type(got) is type(given[0])
         assert_same_bits(it.back(got), want)
         for each, array in zip(given, arrays, strict=True):  # which nothing is written into
@@ -113,29 +109,29 @@ def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
         if kind == "jax":
             import jax
 
-            assert_same_bits(it.back(jax.jit(operation)(*given)), want)
+            assert_same_bits(it.back(jax.jit(call)(*given)), want)
         if kind == "torch":
             assert got.is_contiguous()
             if dtype in INEXACT:
-                learning = [each.requires_grad_() for each in given[: operation.differentiable]]
-                assert_same_bits(it.back(operation(*learning, *given[operation.differentiable :])), want)
+                learning = [each.requires_grad_() for each in given[: call.differentiable]]
+                assert_same_bits(it.back(call(*learning, *given[call.differentiable :])), want)
 
 
 @kinds("torch", "jax", "dask")
 @pytest.mark.parametrize(("narrow", "wide"), WIDENINGS)
 @pytest.mark.parametrize("name", ["col2im", "blocks_to_array", "add_blocks", "add_blocks-full"])
 def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
-    operation = operation_of(name)
-    if operation.window and np.dtype(wide) not in INEXACT:
+    call = call_by(name)
+    if call.weights and np.dtype(wide) not in INEXACT:
         return
-    arrays = operation.arrays(narrow)
-    if operation.name == "add_blocks":
+    arrays = call.arrays(narrow)
+    if call.operation == "add_blocks":
         arrays[0] = arrays[0].astype(wide)
     else:
-        operation = replace(operation, arguments=operation.arguments | {"dtype": wide})
+        call = call.with_options(dtype=wide)
     with x64(True) if kind == "jax" else nullcontext():
-        got = operation(*given_of(operation, arrays, kind))
-        assert_same_bits(KINDS[kind].back(got), operation(*(array.copy() for array in arrays)))
+        got = call(*given_of(call, arrays, kind))
+        assert_same_bits(KINDS[kind].back(got), call(*(array.copy() for array in arrays)))
 
 
 @every_kind
@@ -318,19 +314,19 @@ def test_kinds_are_not_mixed(name, argument, kind, other):
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[KINDS[kind].marks, some]) for kind, some in MAPPED.items()])
 @in_dtypes(("int32", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"), [*EVERY, *BEYOND])
-def test_vmap_computes_each(operation, dtype, kind):
+def test_vmap_computes_each(call, dtype, kind):
     """Over every array at once, and over each by itself, along its first axis and its last."""
-    it, (_, vmap, _), arrays = KINDS[kind], transforms_of(kind), operation.arrays(dtype, lead=(3,))
+    it, (_, vmap, _), arrays = KINDS[kind], transforms_of(kind), call.arrays(dtype, lead=(3,))
     with x64(True) if kind == "jax" else nullcontext():
-        got = vmap(operation)(*map(it.to, arrays))
-        assert_same_bits(it.back(got), np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
+        got = vmap(call)(*map(it.to, arrays))
+        assert_same_bits(it.back(got), np.stack([call(*row) for row in zip(*arrays, strict=True)]))
         for number, stacked in enumerate(arrays):
             given = [array[0] for array in arrays]
-            want = np.stack([operation(*given[:number], each, *given[number + 1 :]) for each in stacked])
+            want = np.stack([call(*given[:number], each, *given[number + 1 :]) for each in stacked])
             for axis in (0, -1):
                 given[number] = np.moveaxis(stacked, 0, axis)
                 axes = tuple(axis if other == number else None for other in range(len(arrays)))
-                assert_same_bits(it.back(vmap(operation, axes)(*map(it.to, given))), want)
+                assert_same_bits(it.back(vmap(call, axes)(*map(it.to, given))), want)
 
 
 @kinds("torch", "jax")

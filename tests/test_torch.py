@@ -10,12 +10,13 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from cases import assert_same_bits
-from fronts import AVERAGED, BEYOND, EMPTY, EVERY, FOLDED, LINEAR, PLACES, as_array, as_tensor, named, operation_of
+from cases import assert_same_bits, fold
+from fronts import AVERAGED, BEYOND, EMPTY, EVERY, FOLDED, LINEAR, PLACES, as_array, as_tensor, call_by, named
 from processes import python
 from test_wrong_arguments import TABLE, TORCH, made, names_of
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,16 +29,15 @@ from gpufold.torch import executing
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
 
-def tensors_of(operation, dtype, seed=0, learns=False):
+def tensors_of(call, dtype, seed=0, learns=False):
     """Tensors of a call, of which a window under a mean does not learn."""
-    given = [*map(as_tensor, operation.arrays(dtype, seed))]
-    return [each.requires_grad_(learns and place < operation.differentiable) for place, each in enumerate(given)]
+    given = [*map(as_tensor, call.arrays(dtype, seed))]
+    return [each.requires_grad_(learns and place < call.differentiable) for place, each in enumerate(given)]
 
 
-def placed(operation, to="cpu"):
-    """Return an operation whose positions, if there are any, are a tensor on a device."""
-    places = {name: torch.tensor(of, device=to) for name, of in operation.arguments.items() if name == "positions"}
-    return replace(operation, arguments=operation.arguments | places)
+def placed(call, to="cpu"):
+    """Return a call whose positions, if there are any, are a tensor on a device."""
+    return call.with_arrays_of(SimpleNamespace(asarray=partial(torch.asarray, device=to)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -59,11 +59,11 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@named([each for each in LINEAR if each.name != "add_blocks"])
-def test_any_layout_is_read_where_it_lies(operation, layout):
-    (data,) = tensors_of(operation, "complex64")
+@named([each for each in LINEAR if each.operation != "add_blocks"])
+def test_any_layout_is_read_where_it_lies(call, layout):
+    (data,) = tensors_of(call, "complex64")
     laid_out = LAYOUTS[layout](data)
-    assert torch.equal(operation(laid_out), operation(as_tensor(as_array(laid_out))))
+    assert torch.equal(call(laid_out), call(as_tensor(as_array(laid_out))))
 
 
 def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
@@ -71,7 +71,7 @@ def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
     monkeypatch.setattr(executing, "run", lambda call, library, data, result, *rest: seen.append((data, result)))
     for dtype in (torch.float32, torch.bfloat16, torch.uint16):
         data = torch.zeros(6, 6, dtype=dtype).T
-        result = gpufold.torch.col2im(data, (4, 3), (3, 2), **{k: v for k, v in FOLDED.items() if "_size" not in k})
+        result = fold(replace(FOLDED, batch=None), data)
         array, into = seen.pop()
         assert array.__array_interface__["data"][0] == data.data_ptr()
         assert array.strides == tuple(step * data.element_size() for step in data.stride())
@@ -85,24 +85,24 @@ def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
 @pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @named([*EVERY, *BEYOND])
-def test_gradients(operation, dtype, request):
-    given = tensors_of(operation, dtype, learns=True)
+def test_gradients(call, dtype, request):
+    given = tensors_of(call, dtype, learns=True)
     fast = dtype == "complex128" and not request.config.getoption("--many")
     for settings in ({}, {"check_forward_ad": True, "check_backward_ad": False}, {"check_batched_grad": True}):
-        assert torch.autograd.gradcheck(operation, given, fast_mode=fast, **settings)
-    assert torch.autograd.gradgradcheck(operation, given, fast_mode=fast)
+        assert torch.autograd.gradcheck(call, given, fast_mode=fast, **settings)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=fast)
 
 
 @named(EMPTY)
-def test_what_has_no_elements_has_gradients_too(operation):
-    given = tensors_of(operation, "float32", learns=True)
-    operation(*given).sum().backward()
+def test_what_has_no_elements_has_gradients_too(call):
+    given = tensors_of(call, "float32", learns=True)
+    call(*given).sum().backward()
     assert [each.grad.shape for each in given] == [each.shape for each in given]
-    assert not any(each.grad.any() for each in given[len(operation.shapes) :])
+    assert not any(each.grad.any() for each in given[len(call.numbers) :])
 
 
-def differentiated(operation):
-    return operation.differentiated(tensors_of(operation, "float64"))
+def differentiated(call):
+    return call.differentiated(tensors_of(call, "float64"))
 
 
 def every(given):
@@ -159,8 +159,8 @@ TRANSFORMS = {
 @pytest.mark.some(3)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @named(EVERY)
-def test_transforms_of_functions(operation, name):
-    function, given = differentiated(operation)
+def test_transforms_of_functions(call, name):
+    function, given = differentiated(call)
     transform, plain = TRANSFORMS[name]
     got = transform(function, given)
     torch.testing.assert_close([*got], [*plain(function, given)])
@@ -169,8 +169,8 @@ def test_transforms_of_functions(operation, name):
 
 
 @named(EVERY)
-def test_what_a_transform_saved_serves_after_it_ended(operation):
-    function, given = differentiated(placed(operation))
+def test_what_a_transform_saved_serves_after_it_ended(call):
+    function, given = differentiated(placed(call))
 
     def leaves():
         return [each.clone().requires_grad_() for each in given]
@@ -221,19 +221,19 @@ def test_half_precisions_and_their_gradients_are_summed_in_float32(dtype):
     assert {each.dtype for each in (image, taken, *(leaf.grad for leaf in given))} == {dtype}
 
 
-@named([each for each in AVERAGED if each.window])
-def test_a_window_without_a_gradient_says_so(operation):
-    given, number = [each.requires_grad_() for each in tensors_of(operation, "float64")], len(operation.shapes)
+@named([each for each in AVERAGED if each.weights])
+def test_a_window_without_a_gradient_says_so(call):
+    given, number = [each.requires_grad_() for each in tensors_of(call, "float64")], len(call.numbers)
     detached = [each.detach() for each in given]
-    for call in (
-        lambda: operation(*given),
-        lambda: torch.func.jacfwd(operation, number)(*detached),
-        lambda: torch.func.grad(lambda *each: operation(*each).sum(), number)(*detached),
+    for refused in (
+        lambda: call(*given),
+        lambda: torch.func.jacfwd(call, number)(*detached),
+        lambda: torch.func.grad(lambda *each: call(*each).sum(), number)(*detached),
     ):
         with pytest.raises(ValueError, match=r"window may require a gradient only with reduction='sum'"):
-            call()
+            refused()
     with torch.no_grad():
-        operation(*given)
+        call(*given)
 
 
 def test_the_data_is_kept_for_a_windows_gradient_alone():
@@ -246,7 +246,7 @@ def test_the_data_is_kept_for_a_windows_gradient_alone():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            gpufold.torch.col2im(data, window=torch.rand(3, 2, requires_grad=requires_grad), **FOLDED)
+            fold(FOLDED, data, window=torch.rand(3, 2, requires_grad=requires_grad))
         assert (data.data_ptr() in kept) == requires_grad
 
 
@@ -284,23 +284,23 @@ WIDER = [("float32", "float64"), ("bfloat16", "float32"), ("float16", "float32")
 @pytest.mark.some(3, all=3)
 @pytest.mark.parametrize(("narrow", "wide"), WIDER)
 @pytest.mark.parametrize(
-    "name", ["col2im-symmetric", "col2im-full", "col2im-mean-separable", "blocks_to_array-mean-none", "add_blocks-full"]
+    "name", ["col2im-symmetric", "col2im-full", "col2im-mean-separable", "blocks_to_array-mean", "add_blocks-full"]
 )
 def test_sums_in_a_wider_dtype_are_those_of_converted_data(name, narrow, wide):
-    operation = widening = operation_of(name)
-    (data, *others), first = tensors_of(operation, narrow), []
+    call = widening = call_by(name)
+    (data, *others), first = tensors_of(call, narrow), []
     if name == "add_blocks-full":  # into a tensor of the wider dtype
         first, data, others = [data.to(getattr(torch, wide))], others[0], [others[1].double()]
     else:
-        widening = replace(operation, arguments=operation.arguments | {"dtype": wide})
+        widening = call.with_options(dtype=wide)
     want = widening(*first, data, *others)
     assert_same_bits(as_array(want), widening(*map(as_array, (*first, data, *others))))
     torch.compiler.reset()
     compiled = torch.compile(widening.of(gpufold.torch), fullgraph=True, backend="aot_eager")
     gradients = []
-    for function, summed in ((widening, data), (compiled, data), (operation, data.to(getattr(torch, wide)))):
+    for function, summed in ((widening, data), (compiled, data), (call, data.to(getattr(torch, wide)))):
         leaf, *window = [each.clone().requires_grad_() for each in (summed, *others)]
-        window = [each.requires_grad_(not operation.averages) for each in window]
+        window = [each.requires_grad_(not call.averages) for each in window]
         result = function(*first, leaf, *window)
         assert torch.equal(result, want)
         asked = [each for each in (leaf, *window) if each.requires_grad]

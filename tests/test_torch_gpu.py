@@ -22,25 +22,25 @@ def _built_for_cuda():
 
 @pytest.mark.some(7)
 @in_dtypes(DTYPES)
-def test_results_have_the_bits_of_the_numpy_path(operation, dtype):
-    arrays = operation.arrays(dtype)
-    got = placed(operation, "cuda")(*[as_tensor(array).cuda() for array in arrays])
+def test_results_have_the_bits_of_the_numpy_path(call, dtype):
+    arrays = call.arrays(dtype)
+    got = placed(call, "cuda")(*[as_tensor(array).cuda() for array in arrays])
     assert got.is_cuda
     assert got.is_contiguous()
-    assert_same_bits(as_array(got.cpu()), operation(*arrays))
+    assert_same_bits(as_array(got.cpu()), call(*arrays))
 
 
 @pytest.mark.some(5)
 @named(EVERY)
-def test_gradients(operation):
-    given = tensors_of(operation, "float64", learns=True)
+def test_gradients(call):
+    given = tensors_of(call, "float64", learns=True)
     leaves = [each.detach().cuda().requires_grad_(each.requires_grad) for each in given]
-    check_gradients(placed(operation, "cuda"), leaves)
+    check_gradients(placed(call, "cuda"), leaves)
 
 
 @named(EVERY)
-def test_nothing_waits(operation):
-    call, given = placed(operation, "cuda"), [each.cuda() for each in tensors_of(operation, "float32")]
+def test_nothing_waits(call):
+    call, given = placed(call, "cuda"), [each.cuda() for each in tensors_of(call, "float32")]
     leaf = given[0].clone().requires_grad_()
 
     def forward_and_backward():

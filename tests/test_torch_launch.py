@@ -10,21 +10,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import DTYPES, assert_same_bits
+from cases import DTYPES, SpaceCase, assert_same_bits
 from fronts import (
     AVERAGED,
     DEVICE,
     EVERY,
     HANDLE,
     LINEAR,
-    PLACES,
-    Operation,
+    PLACED,
     as_array,
     as_tensor,
+    call_by,
     in_dtypes,
     lend,
     named,
-    operation_of,
+    on,
     passing_for_gpu,
     synchronize,
     waiting,
@@ -51,16 +51,16 @@ def whole_numbers(shape, dtype=torch.float32):
 
 @pytest.mark.some(7, all=2)
 @in_dtypes(DTYPES)
-def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, operation, dtype):
-    given = [*map(as_tensor, arrays := operation.arrays(dtype))]
-    got = placed(operation)(*given)
+def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, call, dtype):
+    given = [*map(as_tensor, arrays := call.arrays(dtype))]
+    got = placed(call)(*given)
     assert got.is_contiguous()
     assert {each[:2] for each in launches} == {(DEVICE, HANDLE)}
     assert fake_cupy.get_device() == 0, "the caller's device is what it was"
     addresses = {each for *_, arguments in launches for each in arguments if type(each) is int}
-    assert {got.data_ptr(), given[len(operation.shapes) - 1].data_ptr()} <= addresses
+    assert {got.data_ptr(), given[len(call.numbers) - 1].data_ptr()} <= addresses
     synchronize()
-    assert_same_bits(as_array(got), operation(*arrays))
+    assert_same_bits(as_array(got), call(*arrays))
 
 
 def check_gradients(call, given):
@@ -70,9 +70,9 @@ def check_gradients(call, given):
 
 @pytest.mark.some(5)
 @named(EVERY)
-def test_gradients_are_launched_too(launches, monkeypatch, operation):
+def test_gradients_are_launched_too(launches, monkeypatch, call):
     monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
-    check_gradients(placed(operation), tensors_of(operation, "float64", learns=True))
+    check_gradients(placed(call), tensors_of(call, "float64", learns=True))
     assert launches
 
 
@@ -81,15 +81,15 @@ def test_gradients_are_launched_too(launches, monkeypatch, operation):
     [("col2im", "gather", 1), ("col2im", "atomic", 2), ("add_blocks", "binned", 6)],  # two clear memory first
 )
 def test_every_step_of_a_call_is_queued_on_torchs_stream_and_waited_for_by_none(launches, name, variant, steps):
-    operation = operation_of(name)
-    arrays = operation.arrays("int32")
+    call = call_by(name)
+    arrays = call.arrays("int32")
     with fake_cupy.Device(DEVICE):
         queue = fake_cupy._queues[DEVICE, HANDLE]
-    got = replace(operation, arguments=operation.arguments | {"variant": variant})(*map(as_tensor, arrays))
+    got = call.with_options(variant=variant)(*map(as_tensor, arrays))
     assert len(queue) == steps
     synchronize()
     assert not queue
-    assert_same_bits(as_array(got), operation(*arrays))
+    assert_same_bits(as_array(got), call(*arrays))
 
 
 def aligned(values, beyond=0):
@@ -161,18 +161,18 @@ def test_blocks_of_an_empty_array_are_zero(launches, monkeypatch):
 
 
 RACED = [
-    *(each for each in (*LINEAR, *AVERAGED[1:3]) if each.name not in ("take_blocks", "space_to_batch")),
-    Operation("take_blocks", {"array": (3, 9, 9)}, {"positions": PLACES, "block_shape": (8, 4)}),
-    Operation("space_to_batch", {"data": (2, 8, 12)}, {"block_shape": (1, 2, 2)}),
+    *(each for each in (*LINEAR, *AVERAGED[1:3]) if each.operation not in ("take_blocks", "space_to_batch")),
+    on(replace(PLACED, name="large", block=(8, 4), size=(9, 9), lead=(3,)), "take_blocks"),
+    on(SpaceCase("large", (8, 4, 6), (1, 2, 2), (0, 0, 0), (0, 0, 0)), "space_to_batch"),
 ]
 """Calls that have several kernels to choose from."""
 
 
 @named(RACED)
-def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch, tmp_path, operation):
+def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch, tmp_path, call):
     from gpufold.gpu import launch, tuning
 
-    measured, draw = [], random.Random(str(operation))
+    measured, draw = [], random.Random(call.name)
 
     def clock(stream, flushed, size, run):
         assert stream.ptr == HANDLE
@@ -182,12 +182,12 @@ def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch,
     monkeypatch.setattr(launch, "clock", clock)
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
     tuning.forget()
-    given = [*map(as_tensor, arrays := operation.arrays("float32"))]
+    given = [*map(as_tensor, arrays := call.arrays("float32"))]
 
     def check():
-        got = operation(*given)
+        got = call(*given)
         synchronize()
-        assert_same_bits(as_array(got), operation(*arrays))
+        assert_same_bits(as_array(got), call(*arrays))
 
     check()
     check()

@@ -8,7 +8,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from fronts import EVERY, FULL, OVER, Operation, as_array, named, operation_of, taken
+from cases import Case
+from fronts import EVERY, OVER, as_array, call_by, named, on
 from test_torch import Mode, tensors_of
 from test_torch_trace import Model, network
 
@@ -20,27 +21,24 @@ pytestmark = [
 ]
 BOTH = pytest.mark.parametrize("dynamo", [False, True], ids=["by trace", "by export"])
 
-VOLUME = {"output_size": (4, 5, 3), "kernel_size": (2, 3, 1), "strides": (1, 2, 1), "dilations": (2, 1, 1),
-          "pads_begin": (1, 0, 0), "pads_end": (0, 2, 1)}  # fmt: skip
-FLAT = {"output_size": (4, 3), "kernel_size": (3, 2), "dilations": (0, 1)}
-SIGNAL = {"output_size": 9, "kernel_size": 3, "strides": 2, "pads_begin": 1}
+VOLUME = Case("volume", (4, 5, 3), (2, 3, 1), (1, 2, 1), (2, 1, 1), (1, 0, 0), (0, 2, 1), channels=2)
 
-OPERATIONS = [
-    *[each for each in EVERY if each.name not in ("add_blocks", "take_blocks")],
-    Operation("col2im", {"data": (2, 12, 36)}, VOLUME, suffix="-volume"),
-    Operation("im2col", {"image": (2, 2, 4, 5, 3)}, taken(VOLUME), suffix="-volume"),
-    Operation("col2im", {"data": (2, 6, 8)}, FLAT, suffix="-flat"),
-    Operation("col2im", {"data": (2, 6, 4)}, {**SIGNAL, "output_size": (9,)}, suffix="-signal"),
-    Operation("array_to_blocks", {"array": (2, 6, 4)}, OVER, FULL, suffix="-over"),
-    Operation("blocks_to_array", {"blocks": (2, 3, 2, 3, 2)}, {"output_shape": (2, 6, 4), **OVER}, suffix="-over"),
-]  # fmt: skip
+CALLS = [
+    *[each for each in EVERY if each.operation not in ("add_blocks", "take_blocks")],
+    on(VOLUME, "col2im"),
+    on(VOLUME, "im2col"),
+    on(Case("flat", (4, 3), (3, 2), dilations=(0, 1), channels=1), "col2im"),
+    on(Case("signal", (9,), (3,), strides=2, pads_begin=1, channels=2), "col2im"),
+    on(OVER, "array_to_blocks", "full"),
+    on(OVER, "blocks_to_array"),
+]
 
 
-def whole(operation, dtype=torch.float32, seed=0):
+def whole(call, dtype=torch.float32, seed=0):
     """Tensors of a call whose sums and products are exact in any order; a window has powers of two."""
-    given = tensors_of(operation, "float32", seed)
-    arrays = [(each * 4).round().to(dtype) for each in given[: len(operation.shapes)]]
-    return arrays + [2.0 ** (each * 3).round() for each in given[len(operation.shapes) :]]
+    given = tensors_of(call, "float32", seed)
+    arrays = [(each * 4).round().to(dtype) for each in given[: len(call.numbers)]]
+    return arrays + [2.0 ** (each * 3).round() for each in given[len(call.numbers) :]]
 
 
 def exported(function, given, dynamo, **options):
@@ -75,21 +73,21 @@ def check(model, given, want, by=("reference", "onnxruntime")):
 
 
 @pytest.mark.some(3, all=3)
-@named(OPERATIONS)
+@named(CALLS)
 @BOTH
 @pytest.mark.peer("onnxruntime")
-def test_what_is_exported_computes_the_same(operation, dynamo):
-    given = [each.requires_grad_(place < operation.differentiable) for place, each in enumerate(whole(operation))]
-    model = exported(operation.of(gpufold.torch), given, dynamo)
+def test_what_is_exported_computes_the_same(call, dynamo):
+    given = [each.requires_grad_(place < call.differentiable) for place, each in enumerate(whole(call))]
+    model = exported(call.of(gpufold.torch), given, dynamo)
     assert {each.domain for each in model.opset_import} == {""}
     assert ("Col2Im" in [node.op_type for node in model.graph.node]) == (
-        operation.name in ("col2im", "blocks_to_array")
+        call.operation in ("col2im", "blocks_to_array")
     )
     for seed in (1, 2):
-        given = whole(operation, seed=seed)
-        want = operation(*given)
-        right = ["reference", "onnxruntime"][: 1 if str(operation) == "col2im-volume" else 2]
-        if not operation.averages and operation.name != "average":
+        given = whole(call, seed=seed)
+        want = call(*given)
+        right = ["reference", "onnxruntime"][: 1 if call.name == "col2im-volume" else 2]
+        if not call.averages and call.operation != "average":
             check(model, given, want, right)  # ONNX Runtime refuses or mistakes columns of volumes with dilated kernels
         else:
             for by in right:
@@ -101,13 +99,13 @@ def test_what_is_exported_computes_the_same(operation, dynamo):
 @pytest.mark.parametrize("called", ["col2im", "im2col"])
 @BOTH
 def test_dtypes_are_summed_as_gpufolds(name, called, dynamo):
-    operation, dtype = operation_of(called), getattr(torch, name)
-    given = [each.abs().to(dtype) for each in whole(operation)]
-    model = exported(operation.of(gpufold.torch), given, dynamo)
+    call, dtype = call_by(called), getattr(torch, name)
+    given = [each.abs().to(dtype) for each in whole(call)]
+    model = exported(call.of(gpufold.torch), given, dynamo)
     runs = (
         ["reference"] if called == "col2im" and name in ("float64", "int32", "uint8") else ["reference", "onnxruntime"]
     )
-    check(model, given, operation(*given), runs)  # ONNX Runtime's Col2Im sums float32 alone
+    check(model, given, call(*given), runs)  # ONNX Runtime's Col2Im sums float32 alone
 
 
 @BOTH
@@ -143,18 +141,18 @@ def test_what_onnx_cannot_say_is_an_error():
         exported(follows, [torch.ones(1, 4, 9)], False, dynamic_axes={"x": [1]}, input_names=["x"])
 
 
-@named(OPERATIONS)
+@named(CALLS)
 @pytest.mark.parametrize("name", ["float32", "float16", "complex64", "int32", "bool"])
-def test_decompositions_compute_the_same(operation, name):
+def test_decompositions_compute_the_same(call, name):
     dtype = getattr(torch, name)
-    if not (dtype.is_floating_point or dtype.is_complex) and (operation.window or operation.averages):
+    if not (dtype.is_floating_point or dtype.is_complex) and (call.weights or call.averages):
         dtype = torch.float64
     with Mode() as mode:
-        want = operation(*whole(operation, dtype))
+        want = call(*whole(call, dtype))
     ((operator, arguments),) = [call for call in mode.calls if call[0].namespace == "gpufold"]
     got = gpufold.torch.decompositions()[operator](*arguments)
     assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
-    if not operation.averages and operation.name != "average":
+    if not call.averages and call.operation != "average":
         assert torch.equal(got, want)
     else:
         torch.testing.assert_close(got, want)
@@ -185,9 +183,9 @@ def test_symmetric_sums_are_atens_after_decomposition():
 
 
 def test_a_program_that_was_exported_before_becomes_onnx_after_decomposition():
-    (operation,) = (each for each in OPERATIONS if str(each) == "col2im-volume")
-    program = torch.export.export(Model(operation.of(gpufold.torch)), (*whole(operation),))
+    (call,) = (each for each in CALLS if each.name == "col2im-volume")
+    program = torch.export.export(Model(call.of(gpufold.torch)), (*whole(call),))
     program = program.run_decompositions(gpufold.torch.decompositions())
     model = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
-    given = whole(operation, seed=1)
-    check(model, given, operation(*given), ["reference"])
+    given = whole(call, seed=1)
+    check(model, given, call(*given), ["reference"])

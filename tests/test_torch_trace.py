@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fronts import BEYOND, EMPTY, EVERY, in_dtypes, named, operation_of
+from fronts import BEYOND, EMPTY, EVERY, call_by, in_dtypes, named
 from test_torch import TRANSFORMS, Mode, by, by_autograd, differentiated, energy, tensors_of
 from torch._dynamo import lookup_backend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -99,7 +99,7 @@ RECORDERS = {
     "a mode": under_a_mode,
 }
 """What makes a program of a function and what it is given, and shows what was recorded."""
-RECORDED_BEYOND = [each for each in BEYOND if not each.arguments.get("fill_value")]
+RECORDED_BEYOND = [each for each in BEYOND if not each.options.get("fill_value")]
 """Those that can be recorded."""
 
 LEARN = ("trace", "compile of any size", "functionalize", "a mode")
@@ -111,17 +111,17 @@ LEARN = ("trace", "compile of any size", "functionalize", "a mode")
     [*((name, False) for name in RECORDERS if "compile" not in name), *((name, True) for name in LEARN)],
 )
 @named([*EVERY, *RECORDED_BEYOND])
-def test_what_is_recorded_computes(operation, recorder, learns):
-    if operation in BEYOND and operation.arguments["mode"] != "constant" and recorder == "trace":
+def test_what_is_recorded_computes(call, recorder, learns):
+    if call in BEYOND and call.options["mode"] != "constant" and recorder == "trace":
         pytest.skip("of an extent that Python compares the tracer warns")
-    given = tensors_of(operation, "float64", learns=learns)
-    operation(*given)  # which torch computes where the call is symmetric and learns
-    program, code = RECORDERS[recorder](operation.of(gpufold), given)
-    assert operation in BEYOND or f"gpufold.{operation.name}" in code
-    if recorder == "a mode" and learns and operation in EVERY:
-        assert f"gpufold.{ADJOINTS.get(operation.name, operation.name)}" in code
-    others = tensors_of(operation, "float64", 1, learns)
-    results = program(*others), operation(*others)
+    given = tensors_of(call, "float64", learns=learns)
+    call(*given)  # which torch computes where the call is symmetric and learns
+    program, code = RECORDERS[recorder](call.of(gpufold), given)
+    assert call in BEYOND or f"gpufold.{call.operation}" in code
+    if recorder == "a mode" and learns and call in EVERY:
+        assert f"gpufold.{ADJOINTS.get(call.operation, call.operation)}" in code
+    others = tensors_of(call, "float64", 1, learns)
+    results = program(*others), call(*others)
     assert torch.equal(*results)
     if learns:
         asked = [each for each in others if each.requires_grad]
@@ -132,9 +132,9 @@ def test_what_is_recorded_computes(operation, recorder, learns):
 @pytest.mark.some(7, all=4)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("recorder", ["compile", "make_fx", "make_fx of fakes", "make_fx of symbols"])
-@named([operation_of("col2im"), operation_of("col2im-full")])
-def test_transforms_are_recorded(operation, transform, recorder):
-    function, given = differentiated(operation)
+@named([call_by("col2im"), call_by("col2im-full")])
+def test_transforms_are_recorded(call, transform, recorder):
+    function, given = differentiated(call)
 
     def transformed(*of):
         return TRANSFORMS[transform][0](function, of)
@@ -148,14 +148,14 @@ def test_transforms_are_recorded(operation, transform, recorder):
 @pytest.mark.some(3, all=3)
 @named(EVERY)
 @pytest.mark.parametrize("name", ["float32", "complex64"])
-def test_operators_pass_torchs_own_checks(operation, name):
+def test_operators_pass_torchs_own_checks(call, name):
     """Of schema, fake tensors, gradients under compilers and dynamic sizes."""
     with Mode() as mode:
-        operation(*tensors_of(operation, name))
+        call(*tensors_of(call, name))
     ((operator, arguments),) = [call for call in mode.calls if call[0].namespace == "gpufold"]
     leaves = [
         each.detach().clone().requires_grad_(
-            (each.is_floating_point() or each.is_complex()) and not (place == 1 and operation.averages)
+            (each.is_floating_point() or each.is_complex()) and not (place == 1 and call.averages)
         )
         if isinstance(each, torch.Tensor)
         else each
@@ -202,12 +202,12 @@ def test_compile_serves_other_sizes_without_compiling_again():
 
 @pytest.mark.parametrize("learns", [False, True])
 @in_dtypes(["float32", "int32"], [*EVERY, *RECORDED_BEYOND, *EMPTY])
-def test_fake_and_meta_tensors_are_like_real_ones(operation, dtype, learns):
-    given = tensors_of(operation, dtype, learns=learns and dtype == "float32")
+def test_fake_and_meta_tensors_are_like_real_ones(call, dtype, learns):
+    given = tensors_of(call, dtype, learns=learns and dtype == "float32")
     with FakeTensorMode() as mode:
-        results = [operation(*map(mode.from_tensor, given))]
-    results.append(operation(*(each.to("meta") for each in given)))
-    for want in (operation(*given), operation(*given)):
+        results = [call(*map(mode.from_tensor, given))]
+    results.append(call(*(each.to("meta") for each in given)))
+    for want in (call(*given), call(*given)):
         for got in results:
             assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
 
