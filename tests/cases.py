@@ -540,7 +540,22 @@ BLOCKS_CASES = (
     BlocksCase("three-leading", (2, 3, 4, 9, 10), (3, 4), (1, 2)),
     BlocksCase("four-axes", (2, 4, 3, 5, 6), (2, 1, 3, 2), (1, 1, 2, 2)),
     BlocksCase("many-taps", (1, 6, 40), (5, 38), (1, 1)),
+    BlocksCase("over-the-end", (2, 3, 11, 18), (3, 4), (2, 3), last="over"),
+    BlocksCase("larger-than-the-array", (3, 2, 27), (5, 4), (3, 2), last="over"),
+    BlocksCase("over-a-gap", (2, 17), (3,), (5,), last="over"),
 )
+
+
+def random_blocks_case(seed: int) -> BlocksCase:
+    """One to four axes, of which some have fewer elements than a block, and up to three leading ones."""
+    rng = random.Random(seed)
+    rank = rng.choice((1, 1, 2, 2, 3, 4))
+    size = tuple(rng.randint(1, {1: 60, 2: 13, 3: 6, 4: 4}[rank]) for _ in range(rank))
+    block = tuple(rng.randint(1, {1: 12, 2: 4, 3: 3, 4: 2}[rank]) for _ in range(rank))
+    lead = tuple(rng.choices((1, 2, 2, 3, 3), k=rng.randint(0, 3)))
+    strides = tuple(rng.choice((1, 1, 2, 3, rng.randint(1, extent))) for extent in size)
+    last = "drop" if all(map(int.__le__, block, size)) and rng.random() < 0.5 else "over"
+    return BlocksCase(f"random-{seed}", (*lead, *size), block, strides, last)
 
 
 @dataclass(frozen=True)
@@ -573,7 +588,7 @@ EMPTY = (
     PositionsCase("no-elements", (0, 4), (2, 2), ((0, 0),)),
 )
 
-RANDOM = (random_case, random_space_case, random_positions_case)
+RANDOM = (random_case, random_blocks_case, random_space_case, random_positions_case)
 """What draws problems, of a pair of operations each, from a seed."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial, reduce
@@ -12,13 +11,11 @@ from functools import partial, reduce
 import numpy as np
 import pytest
 from cases import assert_same_bits, fold, random_case, unfold, values
-from executors import Call, run
 from test_kinds import KINDS, converted, every_kind, kinds
 
 import gpufold
-from gpufold.calls import MODES, Unsupported
+from gpufold.calls import MODES
 from gpufold.geometry import over_the_end
-from gpufold.operations import variants
 
 
 def random_blocks(seed):
@@ -76,17 +73,6 @@ def test_a_result_is_written_into_out_and_an_array_is_described():
     assert gpufold.explain("array_to_blocks", array, (2,), **options).plan == (
         gpufold.explain("array_to_blocks", np.arange(6.0), (2,), strides=2).plan
     )
-
-
-def test_blocks_that_hang_over_are_put_together_as_those_of_a_padded_array():
-    for seed in range(200):
-        _, lead, size, block, strides = random_blocks(seed)
-        array = values((*lead, *size), np.float32, seed)
-        blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
-        shape = padded(array, size, block, strides).shape
-        want = gpufold.blocks_to_array(blocks, shape, block, strides=strides)[(..., *map(slice, size))]
-        got = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, last="over")
-        assert_same_bits(got, want, f"seed {seed}")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "least_squares"])
@@ -182,22 +168,6 @@ def test_what_no_block_covers_may_be_the_largest_integer(kind):
         most = int(np.iinfo(dtype).max)
         got = gpufold.blocks_to_array(it.to(np.ones((2, 2), dtype)), (5,), (2,), strides=2, fill_value=most)
         assert it.back(got).tolist() == [1, 1, 1, 1, most]
-
-
-@pytest.mark.hostcuda
-@pytest.mark.some(5)
-@pytest.mark.parametrize("seed", range(8))
-def test_kernels_take_and_put_blocks_that_hang_over(seed):
-    _, lead, size, block, strides = random_blocks(seed)
-    array = values((*lead, *size), np.float32, seed)
-    taken = Call("array_to_blocks", array, (block,), {"strides": strides, "last": "over"})
-    blocks = taken.on(array)
-    options = {"strides": strides, "reduction": "mean", "last": "over", "fill_value": 0}
-    for call in (taken, Call("blocks_to_array", blocks, (array.shape, block), options)):
-        for variant in variants(call.operation):
-            with suppress(Unsupported):
-                _, arrays = run(call, variant, executor="observed")
-                assert_same_bits(arrays.result, call.on(call.data), f"{variant}: {call}")
 
 
 @pytest.mark.peer("torch")

@@ -26,7 +26,6 @@ from cases import (
     BlocksCase,
     Case,
     assert_same_bits,
-    random_case,
     values,
     window_of,
 )
@@ -100,8 +99,6 @@ def call_of_row(row, number):
     """Draw a row's call, of blocks that may reach over the ends of their array."""
     what = drawn(row, number)
     what = what._replace(fusion=(*what.fusion[:2], False), weight_out=False, read="contiguous")
-    if isinstance(row.case, BlocksCase) and what.seed % 2:
-        row = row._replace(case=replace(row.case, last="over"))
     call, _, _ = drawn_call(row, what if prod(getattr(row.case, "shape", (1,))) else what._replace(mode="constant"))
     options = {name: each for name, each in call.options.items() if name != "accumulate"}
     if options.get("reduction", "sum") != "sum" or (row.operation in ("col2im", "blocks_to_array") and what.seed % 3):
@@ -154,13 +151,7 @@ def test_named_cases_have_the_bits_of_eager_calls(number, row, data):
     check_row(row, number, data.draw)
 
 
-def random_blocks_case(seed):
-    case, lead = random_case(seed), random.Random(seed).choices((0, 1, 2, 2, 3, 3), k=seed % 4)
-    block = tuple(map(min, case.kernel_size, case.output_size))
-    return BlocksCase(case.name, (*lead, *case.output_size), block, case.arguments["strides"])
-
-
-@pytest.mark.parametrize("drawn", [*RANDOM, random_blocks_case])
+@pytest.mark.parametrize("drawn", RANDOM)
 @MANY
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_random_calls_have_the_bits_of_eager_calls(drawn, seed, data):
