@@ -6,6 +6,7 @@ import random
 import tracemalloc
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import definition
 import numpy as np
@@ -35,6 +36,8 @@ DTYPES = tuple(
 
 @dataclass(frozen=True)
 class Named:
+    """A problem of operations, which are adjoint to each other where they are two."""
+
     name: str
 
     def __str__(self) -> str:
@@ -44,6 +47,8 @@ class Named:
 @dataclass(frozen=True)
 class Case(Named):
     """Sliding blocks: the arguments of col2im and im2col, and N and C; batch None is unbatched."""
+
+    operations: ClassVar = ("col2im", "im2col")
 
     output_size: tuple[int, ...]
     kernel_size: tuple[int, ...]
@@ -324,6 +329,8 @@ def few_blocks_case(seed: int) -> Case:
 class SpaceCase(Named):
     """Batch and space: the shape of the batch array, the block, the crops; all with axis 0."""
 
+    operations: ClassVar = ("batch_to_space", "space_to_batch")
+
     batch_shape: tuple[int, ...]
     block_shape: tuple[int, ...]
     crops_begin: tuple[int, ...]
@@ -418,6 +425,8 @@ FAR = 2**63
 class PositionsCase(Named):
     """Blocks at positions: the shape of the array and of a block, and where blocks go, a list or how many at random."""
 
+    operations: ClassVar = ("add_blocks", "take_blocks")
+
     size: tuple[int, ...]
     block: tuple[int, ...]
     places: int | tuple[tuple[int, ...], ...]
@@ -500,6 +509,8 @@ def random_positions_case(seed: int) -> PositionsCase:
 class BlocksCase(Named):
     """Blocks with their taps last: the shape of an array, of which the last axes are taken apart."""
 
+    operations: ClassVar = ("blocks_to_array", "array_to_blocks")
+
     shape: tuple[int, ...]
     block: tuple[int, ...]
     strides: tuple[int, ...]
@@ -561,6 +572,8 @@ def random_blocks_case(seed: int) -> BlocksCase:
 @dataclass(frozen=True)
 class AverageCase(Named):
     """The shape of sums, and how many of its last axes have weights."""
+
+    operations: ClassVar = ("average",)
 
     shape: tuple[int, ...]
     axes: int

@@ -11,16 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import (
-    AverageCase,
-    BlocksCase,
-    Case,
-    PositionsCase,
-    SpaceCase,
-    assert_same_bits,
-    ordinary_numbers,
-    values,
-)
+from cases import assert_same_bits, ordinary_numbers, values
 from definition import weight_dtype
 from numpy.lib.stride_tricks import as_strided
 
@@ -191,7 +182,7 @@ class Call:
     @property
     def read(self):
         """The array whose elements are moved or added."""
-        return self.arguments[0] if self.operation == "add_blocks" else self.data
+        return self.numbers[-1]
 
     def reading(self, array):
         """The same call on other elements."""
@@ -230,15 +221,6 @@ class Call:
         return variant != "atomic" or ELEMENT_TYPES[self.described().dtype].exact
 
 
-OPERATIONS_OF = {
-    Case: ("col2im", "im2col"),
-    BlocksCase: ("blocks_to_array", "array_to_blocks"),
-    SpaceCase: ("batch_to_space", "space_to_batch"),
-    PositionsCase: ("add_blocks", "take_blocks"),
-    AverageCase: ("average",),
-}
-"""The operations on a problem of each kind."""
-
 GIVEN = {
     "col2im": lambda case: (case.columns_shape, (case.output_size, case.kernel_size), case.arguments),
     "im2col": lambda case: (case.image_shape, (case.kernel_size,), case.arguments),
@@ -262,8 +244,8 @@ def call_of(operation, case, elements, **options):
 
 
 def calls_of(case, dtype):
-    """Both operations on a problem."""
-    return tuple(call_of(name, case, partial(values, dtype=dtype)) for name in OPERATIONS_OF[type(case)])
+    """All operations on a problem."""
+    return tuple(call_of(name, case, partial(values, dtype=dtype)) for name in case.operations)
 
 
 # ---------------------------------------------------------------------------------------------

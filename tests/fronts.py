@@ -10,7 +10,7 @@ import cases
 import numpy as np
 import pytest
 from cases import AverageCase, BlocksCase, Case, PositionsCase, SpaceCase, window_of
-from executors import OPERATIONS_OF, call_of
+from executors import call_of
 
 from bench.hostcuda import fake_cupy
 from gpufold.calls import MODES
@@ -42,7 +42,7 @@ LINEAR = [
     *(
         on(case, operation)
         for case in (FOLDED, UNBATCHED, SYMMETRIC, BLOCKS, SPACE, PLACED)
-        for operation in OPERATIONS_OF[type(case)]
+        for operation in case.operations
     ),
     on(replace(PLACED, name="without-lead", lead=()), "add_blocks"),
     on(FAR, "take_blocks", mode="edge"),
@@ -53,13 +53,13 @@ WINDOWED = [
         on(case, operation, window, **options)
         for window in ("full", "separable")
         for case, operation, options in (
-            *((case, operation, {}) for case in (FOLDED, PLACED) for operation in OPERATIONS_OF[type(case)]),
+            *((case, operation, {}) for case in (FOLDED, PLACED) for operation in case.operations),
             (FAR, "take_blocks", {"mode": "edge"}),
         )
     ),
     on(AverageCase("", (2, 4, 3), 2), "average"),
     on(AverageCase("of-one-axis", (2, 3), 1), "average"),
-    *(on(BLOCKS, operation, "full") for operation in OPERATIONS_OF[BlocksCase]),
+    *(on(BLOCKS, operation, "full") for operation in BLOCKS.operations),
 ]
 AVERAGED = [
     *(
@@ -79,7 +79,7 @@ BEYOND = [
 """Calls of blocks that reach out of the array, of which no kernel knows: it is extended, or read by index."""
 EMPTY = [
     on(cases.EMPTY[0], "col2im", "full"),
-    *(on(case, operation) for case in cases.EMPTY for operation in OPERATIONS_OF[type(case)]),
+    *(on(case, operation) for case in cases.EMPTY for operation in case.operations),
     on(replace(SPACE, name="no-batch", batch_shape=(0, 3)), "batch_to_space"),
 ]
 

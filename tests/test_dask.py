@@ -31,7 +31,7 @@ from cases import (
 )
 from dask.optimization import cull
 from distributed import Client, LocalCluster
-from executors import OPERATIONS_OF, Call
+from executors import Call
 from fronts import RIGHT, arrays_and_others
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,7 +138,7 @@ FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for c
 ROWS = [
     Row(operation, case)
     for case in (*NAMED, *EMPTY, *AVERAGE_CASES, AverageCase("no-sums", (0, 3, 5), 1))
-    for operation in OPERATIONS_OF[type(case)]
+    for operation in case.operations
     if not isinstance(case, Case) or prod(case.columns_shape) <= 50_000
 ]
 
@@ -156,7 +156,7 @@ def test_named_cases_have_the_bits_of_eager_calls(number, row, data):
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_random_calls_have_the_bits_of_eager_calls(drawn, seed, data):
     case = drawn(seed)
-    for operation in OPERATIONS_OF[type(case)]:
+    for operation in case.operations:
         check_row(Row(operation, case), seed, data.draw)
 
 

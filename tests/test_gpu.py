@@ -39,7 +39,7 @@ from cases import (
     values,
     window_of,
 )
-from executors import GIVEN, ONE_THREAD, OPERATIONS_OF, Call, arrays_of, calls_of, plans_of, wide_offsets
+from executors import GIVEN, ONE_THREAD, Call, arrays_of, calls_of, plans_of, wide_offsets
 from numpy.lib.array_utils import byte_bounds
 from test_kernels import ROWS, assert_answer, compare, drawn, drawn_call, expected, laid_out
 
@@ -555,9 +555,9 @@ def on_a_grid(cupy, extents, operation, dtype, **options):
         BlocksCase("grid", (1, *extents), (2, 2), (2, 2)),
         SpaceCase("grid", (4, channels, height // 2, width // 2), (1, 1, 2, 2), (0,) * 4, (0,) * 4),
     )
-    (case,) = (case for case in cases if operation in OPERATIONS_OF[type(case)])
+    (case,) = (case for case in cases if operation in case.operations)
     places, arrays, rows = [], [], min(8, height // 2)
-    for each in sorted(OPERATIONS_OF[type(case)], key=lambda name: name != operation):  # whose result the other reads
+    for each in sorted(case.operations, key=lambda name: name != operation):  # whose result the other reads
         arrays.append(cupy.zeros(GIVEN[each](case)[0], dtype))
         sizes = [(channels, height // 2, 2, width // 2, 2)[axis] for axis in ON_A_GRID[each]]
         by_blocks = arrays[-1].reshape(sizes).transpose(*np.argsort(ON_A_GRID[each]).tolist())

@@ -47,7 +47,6 @@ from executors import (
     DEVICES,
     LAYOUTS,
     MOVED,
-    OPERATIONS_OF,
     Arrays,
     Call,
     arrays_of,
@@ -125,7 +124,7 @@ ROWS = (
         Row(operation, case)
         for case in (*NAMED, *FAR_CASES, *SPACE_CASES_OF_KERNELS)
         if not isinstance(case, SpaceCase) or prod(case.space_shape)
-        for operation in OPERATIONS_OF[type(case)]
+        for operation in case.operations
     ),
     *(Row(operation, case, variant) for (operation, variant), cases in CASES_OF_KERNELS.items() for case in cases),
     *(Row("add_blocks", case) for case in POSITIONS_CASES_OF_KERNELS),
@@ -405,7 +404,7 @@ def random_rows(seed):
     """Yield a problem of each operation."""
     for case in (draw(seed) for draw in RANDOM):
         if not isinstance(case, SpaceCase) or prod(case.space_shape):
-            yield from (Row(operation, case) for operation in OPERATIONS_OF[type(case)])
+            yield from (Row(operation, case) for operation in case.operations)
 
 
 SEEDS = [
