@@ -10,8 +10,7 @@ from math import prod
 import definition
 import numpy as np
 import pytest
-from cases import INEXACT, NAMED, Case, assert_same_bits, fold, garbage, values, window_of
-from executors import calls_of
+from cases import INEXACT, Case, assert_same_bits, fold, garbage, values, window_of
 
 import gpufold
 from gpufold.cpu import folding
@@ -95,18 +94,6 @@ def test_sums_are_rounded_to_halves_as_numpy_rounds_them(flushed):
         want = floats.astype(np.float16)
         got = [narrowed(part) for part in floats]
     assert_same_bits(np.stack(got), want)
-
-
-ADJOINTS = [calls_of(case, np.int64) for case in NAMED]
-"""Pairs of calls, of which each reads what the other makes."""
-
-
-@pytest.mark.parametrize("pair", ADJOINTS, ids=lambda pair: f"{pair[0].operation}-{pair[0].read.shape}")
-def test_putting_blocks_together_is_adjoint_to_taking_them(pair):
-    """<f(x), y> = <x, g(y)>, exactly, in integers that wrap around."""
-    x, y = (call.read for call in pair)
-    of_x, of_y = (call.on(np.zeros_like(call.data) if call.operation == "add_blocks" else call.data) for call in pair)
-    assert (of_x * y).sum() == (x * of_y).sum()
 
 
 def test_sums_beyond_the_range_are_silent(recwarn):
