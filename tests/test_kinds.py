@@ -284,8 +284,6 @@ def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, ki
         assert_same_bits(KINDS[kind].back(function(**given, out=None)), function(**RIGHT[name]))
         with pytest.raises(TypeError, match=f"^{name}: out is only for a numpy.ndarray or cupy.ndarray, got a {kind}"):
             function(**given, out=first)
-    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
-        function(**given, colour=1)
 
 
 @every_kind
