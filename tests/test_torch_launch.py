@@ -6,25 +6,20 @@ Tensors on the CPU pass for tensors on device 1, on a stream of torch's that is 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
-from cases import DTYPES, SpaceCase, assert_same_bits
+from cases import DTYPES, assert_same_bits
 from fronts import (
-    AVERAGED,
     DEVICE,
     EVERY,
     HANDLE,
-    LINEAR,
-    PLACED,
     as_array,
     as_tensor,
     call_by,
     in_dtypes,
     lend,
     named,
-    on,
     passing_for_gpu,
     synchronize,
     waiting,
@@ -160,15 +155,7 @@ def test_blocks_of_an_empty_array_are_zero(launches, monkeypatch):
     assert torch.equal(got, torch.zeros(3, 2, 5))
 
 
-RACED = [
-    *(each for each in (*LINEAR, *AVERAGED[1:3]) if each.operation not in ("take_blocks", "space_to_batch")),
-    on(replace(PLACED, name="large", block=(8, 4), size=(9, 9), lead=(3,)), "take_blocks"),
-    on(SpaceCase("large", (8, 4, 6), (1, 2, 2), (0, 0, 0), (0, 0, 0)), "space_to_batch"),
-]
-"""Calls that have several kernels to choose from."""
-
-
-@named(RACED)
+@named(map(call_by, ("col2im", "col2im-mean-full", "im2col", "add_blocks")))
 def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch, tmp_path, call):
     from gpufold.gpu import launch, tuning
 
