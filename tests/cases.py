@@ -526,11 +526,21 @@ class BlocksCase(Named):
         return self.shape[: -len(self.block)]
 
     @property
+    def size(self):
+        return self.shape[len(self.lead) :]
+
+    @property
     def num_blocks(self):
-        axes = zip(self.shape[len(self.lead) :], self.block, self.strides, strict=True)
+        axes = zip(self.size, self.block, self.strides, strict=True)
         if self.last == "over":
             return tuple(max(0, -((b - n) // s)) + 1 for n, b, s in axes)
         return tuple((n - b) // s + 1 for n, b, s in axes)
+
+    @property
+    def beyond(self):
+        """How far the last blocks extend beyond the end of each axis."""
+        axes = zip(self.size, self.block, self.strides, self.num_blocks, strict=True)
+        return tuple(max(0, (count - 1) * s + b - n) for n, b, s, count in axes)
 
     @property
     def blocks_shape(self):

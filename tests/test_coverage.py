@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -10,35 +9,23 @@ from functools import partial, reduce
 
 import numpy as np
 import pytest
-from cases import assert_same_bits, fold, random_case, unfold, values
+from cases import assert_same_bits, fold, random_blocks_case, random_case, unfold, values
 from test_kinds import KINDS, converted, every_kind, kinds
 
 import gpufold
 from gpufold.calls import MODES
-from gpufold.geometry import over_the_end
 
 
-def random_blocks(seed):
-    """Draw sizes, blocks and strides, some of which leave gaps, and axes smaller than a block."""
-    rng = random.Random(seed)
-    rank = rng.randint(1, 3)
-    size = tuple(rng.randint(1, {1: 40, 2: 14, 3: 8}[rank]) for _ in range(rank))
-    block = tuple(rng.randint(1, 6) for _ in range(rank))
-    strides = tuple(rng.randint(1, 7) for _ in range(rank))
-    return rng, tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2))), size, block, strides
-
-
-def padded(array, size, block, strides, mode="constant"):
+def padded(array, case, mode="constant"):
     """Pad an array to the end of the blocks that cover it."""
-    margins = [(0, over_the_end(*axis)) for axis in zip(size, block, strides, strict=True)]
-    return np.pad(array, [*[(0, 0)] * (array.ndim - len(size)), *margins], mode)
+    return np.pad(array, [*[(0, 0)] * len(case.lead), *((0, beyond) for beyond in case.beyond)], mode)
 
 
-def coverage(size, block, strides, last):
+def coverage(case):
     """Count the blocks on each element, one by one."""
-    counts = np.zeros(size, int)
-    for position in gpufold.grid_positions(size, block, strides=strides, last=last):
-        counts[tuple(slice(start, start + side) for start, side in zip(position, block, strict=True))] += 1
+    counts = np.zeros(case.size, int)
+    for position in gpufold.grid_positions(case.size, case.block, strides=case.strides, last=case.last):
+        counts[tuple(slice(start, start + side) for start, side in zip(position, case.block, strict=True))] += 1
     return counts
 
 
@@ -46,21 +33,19 @@ def coverage(size, block, strides, last):
 @pytest.mark.parametrize("mode", MODES)
 def test_beyond_the_end_is_what_a_padded_array_has(kind, mode):
     it, lasts = KINDS[kind], set()
-    for seed in range(12):
-        rng, lead, size, block, strides = random_blocks(seed)
-        dtype = rng.choice(["float32", "int8", "complex64"])
-        array = values((*lead, *size), dtype, seed)
-        window = None if dtype == "int8" else values(block, "float32", seed + 1)
-        for last in ("drop", "over") if all(map(int.__le__, block, size)) else ("over",):
-            whole = padded(array, size, block, strides, mode) if last == "over" else array
-            lasts.add((last, whole.shape == array.shape))
-            want = gpufold.array_to_blocks(whole, block, strides=strides, window=window)
-            if mode == "constant" and last == "over":  # zero, whatever the weight
-                ones = padded(np.ones(array.shape, bool), size, block, strides, mode)
-                want[~gpufold.array_to_blocks(ones, block, strides=strides)] = 0
-            options = {"strides": strides, "window": converted(kind, window, "window"), "last": last, "mode": mode}
-            got = gpufold.array_to_blocks(it.to(array), block, **options)
-            assert_same_bits(np.ascontiguousarray(it.back(got)), want, f"seed {seed}, {last}")
+    for seed in range(24):
+        case, dtype = random_blocks_case(seed), ("float32", "int8", "complex64")[seed % 3]
+        array = values(case.shape, dtype, seed)
+        whole = padded(array, case, mode)
+        window = None if dtype == "int8" else values(case.block, "float32", seed + 1)
+        lasts.add((case.last, whole.shape == array.shape))
+        want = gpufold.array_to_blocks(whole, case.block, strides=case.strides, window=window)
+        if mode == "constant":  # zero, whatever the weight
+            ones = padded(np.ones(case.shape, bool), case)
+            want[~gpufold.array_to_blocks(ones, case.block, strides=case.strides)] = 0
+        options = {"window": converted(kind, window, "window"), "mode": mode}
+        got = gpufold.array_to_blocks(it.to(array), case.block, **case.arguments, **options)
+        assert_same_bits(np.ascontiguousarray(it.back(got)), want, case)
     assert len(lasts) == 3, "drop, and over with and without blocks beyond the end"
 
 
@@ -78,17 +63,16 @@ def test_a_result_is_written_into_out_and_an_array_is_described():
 @pytest.mark.parametrize("reduction", ["mean", "least_squares"])
 def test_an_average_gives_back_what_was_taken_and_is_refused_or_filled_where_nothing_was(reduction):
     for seed in range(200):
-        rng, lead, size, block, strides = random_blocks(seed)
-        last = rng.choice(("drop", "over")) if all(map(int.__le__, block, size)) else "over"
-        array = values((*lead, *size), np.float64, seed)
-        weights = [abs(values((side,), np.float64, seed)) + 0.5 for side in block]
-        window = rng.choice((None, tuple(weights), reduce(np.multiply.outer, weights)))
+        case = random_blocks_case(seed)
+        array = values(case.shape, np.float64, seed)
+        weights = [abs(values((side,), np.float64, seed)) + 0.5 for side in case.block]
+        window = (None, tuple(weights), reduce(np.multiply.outer, weights))[seed % 3]
         used = window if reduction == "least_squares" else None
-        blocks = gpufold.array_to_blocks(array, block, strides=strides, last=last, window=used)
-        options = {"strides": strides, "reduction": reduction, "last": last, "window": window}
-        stitched = partial(gpufold.blocks_to_array, blocks, array.shape, block, **options)
-        assert_close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-300, err_msg=f"seed {seed}")
-        covered = coverage(size, block, strides, last) > 0
+        blocks = gpufold.array_to_blocks(array, case.block, **case.arguments, window=used)
+        options = case.arguments | {"reduction": reduction, "window": window}
+        stitched = partial(gpufold.blocks_to_array, blocks, case.shape, case.block, **options)
+        assert_close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-300, err_msg=str(case))
+        covered = coverage(case) > 0
         if covered.all():
             assert_close(stitched(), array)
         else:

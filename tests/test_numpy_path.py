@@ -52,12 +52,9 @@ def every_way(request, way, monkeypatch):
 
 def through_columns(module, call, array, shape, block, **options):
     """What a module's operations on columns make of blocks that have their taps last."""
-    rank, strides = len(block), call.options["strides"]
-    lead, size = shape[: len(shape) - rank], shape[len(shape) - rank :]
-    counts = BlocksCase("", shape, block, strides, call.options.get("last", "drop")).num_blocks
-    covered = [(count - 1) * stride + side for count, stride, side in zip(counts, strides, block, strict=True)]
-    pads_end = tuple(max(0, end - extent) for end, extent in zip(covered, size, strict=True))
-    steps = {"strides": strides, "dilations": (1,) * rank, "pads_begin": (0,) * rank, "pads_end": pads_end}
+    case, rank = BlocksCase("", shape, block, call.options["strides"], call.options.get("last", "drop")), len(block)
+    lead, size, counts = case.lead, case.size, case.num_blocks
+    steps = {"strides": case.strides, "dilations": (1,) * rank, "pads_begin": (0,) * rank, "pads_end": case.beyond}
     axes = range(len(lead)), range(len(lead), len(lead) + rank), range(len(lead) + rank, len(lead) + 2 * rank)
     order = (*axes[0], *axes[2], *axes[1])
     if call.operation == "blocks_to_array":
