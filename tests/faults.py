@@ -190,7 +190,7 @@ FAULTS = (
     # --- dask
     Fault("blocks of a chunk that are added in another order", "gpufold/dask/chunks.py",
           """    order = np.argsort(pair, kind="stable")""", """    order = np.lexsort((-block, pair))""",
-          DASK + "named_cases_have_the_bits_of_eager_calls[add_blocks-row]"),
+          DASK + "named_cases_have_the_bits_of_eager_calls[add_blocks-all-in-one-place]"),
     Fault("weights that go with the leading axes of sums", "gpufold/dask/positions.py",
           "    of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]\n",
           "    of_weight = axes[: weight.ndim]\n",
