@@ -16,11 +16,11 @@ from bench.hostcuda import fake_cupy
 from gpufold.calls import MODES
 
 
-def on(case, operation, window="none", **options):
+def on(case, operation, window="", **options):
     """An operation on a problem, with a name that says what is special."""
-    if window != "none":
+    if window:
         options["window"] = window_of(window, case.block, np.dtype(np.float64))
-    words = options.get("mode"), options.get("reduction"), window.replace("none", ""), str(case)
+    words = options.get("mode"), options.get("reduction"), window, str(case)
     return replace(call_of(operation, case, np.zeros, **options), name="-".join(filter(None, (operation, *words))))
 
 
@@ -65,7 +65,7 @@ AVERAGED = [
     *(
         on(FOLDED, "col2im", window, reduction=reduction)
         for reduction in ("mean", "least_squares")
-        for window in ("none", "full", "separable")
+        for window in ("", "full", "separable")
     ),
     on(BLOCKS, "blocks_to_array", reduction="mean"),
     on(GAPS, "col2im", reduction="mean", fill_value=0),
