@@ -261,6 +261,13 @@ def test_elements_that_move_may_be_strings_and_of_another_byte_order(kind, every
         assert (got == np.where(moved, moved.astype("U3"), nothing).astype(dtype)).all(), call
 
 
+def test_a_block_alone_has_none_to_overlap():
+    """However small its stride is: strings, which cannot be added, are put there."""
+    words = np.array([["one", "two", "three"]])
+    assert gpufold.blocks_to_array(words, (3,), 3, strides=1).tolist() == words[0].tolist()
+    assert gpufold.col2im(words.reshape(1, 3, 1), (3,), (3,), strides=1).tolist() == words[None].tolist()
+
+
 LARGE_CASES = (
     BlocksCase("frames", (300_000,), (1024,), (256,)),
     BlocksCase("short-frames", (2, 140_000), (8,), (2,)),

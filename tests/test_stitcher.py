@@ -260,6 +260,19 @@ def test_integers_have_sums_that_no_window_is_added_to():
         votes.add(np.ones((1, 3), np.uint8), [(0,)], window=np.ones(3))
 
 
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("window", ["hann", np.arange(1.0, 5), (np.arange(1.0, 5),)], ids=str)
+def test_a_window_of_numpy_goes_to_the_device_of_the_tiles(cupy, window):
+    """One that is named is SciPy's."""
+    tiles, positions, results = values((3, 4), np.float32), np.array([0, 2, 5]), []
+    for to in (np.asarray, cupy.asarray):
+        stitcher = gpufold.Stitcher((9,), 4, window=window)
+        stitcher.add(to(tiles), positions)
+        results.append(stitcher.result())
+    assert isinstance(results[1], cupy.ndarray)
+    assert_same_bits(cupy.asnumpy(results[1]), results[0])
+
+
 def test_there_are_slabs_only_where_they_are_wanted():
     for whole in (gpufold.Stitcher((8, 9), (4, 5)), gpufold.Stitcher((8, None), 5)):
         with pytest.raises(ValueError, match=r"^Stitcher.progress: slabs must be True .*, got Stitcher\("):
