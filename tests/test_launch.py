@@ -63,7 +63,7 @@ def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
         asked[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines), options
     found = python("-c", OTHER_NVRTC, str(folder), given=json.dumps([*asked.values()]))
     assert tuple(map(int, found.split())) >= least
-    assert len(asked) > 23
+    assert len(asked) > 20
 
 
 def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():

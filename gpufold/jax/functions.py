@@ -56,6 +56,12 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     if name == "array_to_blocks" and call.fusion.mode != "constant":
         call, margins = call.extended
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
+    check_bytes(call, call.result_shape, call.element.itemsize)
+    for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
+        argument = name_of_axis(call, window, axis)
+        _check_array(name, argument, each)
+        check_real(name, argument, each.dtype)
+        weights.append(_narrowed(each, call.element.weight))
     if call.fusion.mode in BY_INDEX:
 
         def weighted(array: jax.Array, block_shape: Any, strides: Any) -> Any:
@@ -64,12 +70,6 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
 
         block = call.geometry.block_shape
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
-    check_bytes(call, call.result_shape, call.element.itemsize)
-    for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
-        argument = name_of_axis(call, window, axis)
-        _check_array(name, argument, each)
-        check_real(name, argument, each.dtype)
-        weights.append(_narrowed(each, call.element.weight))
     data = given[operation.data].astype(call.dtype)
     into = given[first].astype(call.dtype) if name == "add_blocks" else None
     if by_block is not None:

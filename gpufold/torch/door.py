@@ -101,9 +101,9 @@ def _answered(
     if name in NAMES and operation in OPERATIONS:
         said = renamed(said, NAMES[name])
         said = re.sub(r"(padding=[^=]*), \1", r"\1", said)
-    elif operation == name.rstrip("_"):
+    elif operation in OPERATIONS:
         said = name + said.removeprefix(operation)
-    elif operation not in OPERATIONS and not said.startswith(name):
+    elif not said.startswith(name):
         said = f"{name}: {said}"
     return error if kind is type(error) and said == str(error) else kind(said)
 
