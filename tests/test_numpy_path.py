@@ -48,6 +48,7 @@ def every_way(request, way, monkeypatch):
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 3000)
     if chosen != "chosen":
         monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
+        monkeypatch.setattr(placing, "LARGE_BLOCK", 1)
 
 
 def through_columns(module, call, array, shape, block, **options):

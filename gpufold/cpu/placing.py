@@ -41,6 +41,9 @@ FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 3 << 9
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
 most elements of each, that are extracted together."""
 
+LARGE_BLOCK = 1 << 17
+"""Least bytes of a block that is cleared only around what is extracted, because clearing all of it takes longer."""
+
 
 def add_blocks(
     call: Call, blocks: Array, array: Array, window: Weights, positions: Array, weight_out: Array | None = None
@@ -248,17 +251,33 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
     """Extract each block by its own array operation."""
     rank = first.shape[1]
     size, side = array.shape[-rank:], blocks.shape[-rank:]
-    partial = np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1))
-    for number in partial.tolist():
+    partial = np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1)).tolist()
+    apart = set(partial if blocks[0].nbytes >= LARGE_BLOCK and not nearest else ())
+    for number in () if apart else partial:
         if nearest:
             _take_beyond(array, blocks, first, weights, True, np.array([number]))
         else:
             blocks[number] = np.zeros((), blocks.dtype)
     for number, pixels, met in _placed(first, side, size):
+        if number in apart:
+            apart.remove(number)
+            _clear_around(blocks[number], met[1:])
         if weights is None:
             copy_rows(array[pixels], blocks[number][met])
         else:
             multiply(array[pixels], weights[met], blocks[number][met])
+    for number in apart:
+        blocks[number] = np.zeros((), blocks.dtype)
+
+
+def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
+    """Write zeros around a part of a block's last axes."""
+    rank, zero = len(inside), np.zeros((), block.dtype)
+    for axis, part in enumerate(inside):
+        for start, stop in ((0, part.start), (part.stop, block.shape[axis - rank])):
+            if start < stop:
+                index: Index = (..., *inside[:axis], slice(start, stop), *(ALL,) * (rank - 1 - axis))
+                block[index] = zero
 
 
 def _take_beyond(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool, few: Array) -> None:
