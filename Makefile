@@ -110,7 +110,7 @@ lint: $(VENV)/.lint
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')
 	$(BIN)/rumdl check --quiet --no-cache $$(git ls-files '*.md')
 	$(BIN)/codespell $$(git ls-files)
-	$(BIN)/check-added-large-files --enforce-all $$(git ls-files)
+	$(BIN)/check-added-large-files --enforce-all --maxkb 700 $$(git ls-files)
 	$(BIN)/check-case-conflict $$(git ls-files)
 	$(BIN)/check-merge-conflict --assume-in-merge $$(git ls-files)
 	$(BIN)/repo-review --show err .
