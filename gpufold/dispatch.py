@@ -23,9 +23,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def dispatched(function: FunctionT) -> FunctionT:
     """Return a function that passes arrays of other libraries to the submodule's function of the same name.
 
-    The package of the array's type decides, so no library is imported. What is no array is refused. Arguments that a
-    library does not support are accepted at their defaults, so the same code works for every library; other values are
-    refused.
+    The package of the array's type decides, so no library is imported. Arguments that a library does not support are
+    accepted at their defaults, so the same code works for every library; other values are refused.
     """
     name, parameters = function.__name__, signature(function).parameters
     first, defaults = next(iter(parameters)), {each.name: each.default for each in parameters.values()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 BY_INDEX = ("reflect", "symmetric", "wrap")
@@ -10,6 +11,17 @@ BY_INDEX = ("reflect", "symmetric", "wrap")
 
 Margins: TypeAlias = Iterable[tuple[int, int]]
 """Elements before the begin and beyond the end of the last axes."""
+
+
+@contextmanager
+def in_memory_of(operation: str, library: Any) -> Iterator[None]:
+    """Prefix NumPy's errors of too little memory with the name of the operation; CuPy's have a type of their own."""
+    try:
+        yield
+    except MemoryError as error:
+        if library.__name__ != "numpy":
+            raise
+        raise MemoryError(f"{operation}: {error}") from None
 
 
 def period_of(extent: int, mode: str) -> int:

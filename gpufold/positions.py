@@ -19,6 +19,7 @@ from gpufold.arrays import (
     Window,
     as_positions,
     check_apart,
+    check_bytes,
     check_library,
     copy_into,
     copy_of,
@@ -289,7 +290,8 @@ def take_blocks(
         prepare(call, library, array, out, window, places)
         block = call.geometry.block_shape
         weighted = partial(array_to_blocks, window=window)
-        with device_of(library, array):
+        check_bytes(call, call.result_shape, array.dtype.itemsize)
+        with device_of(library, array), outside.in_memory_of("take_blocks", library):
             taken: Any = outside.taken(library, library.arange, weighted, array, places, block, mode)
         if out is not None:
             copy_into(library, out, taken)

@@ -336,6 +336,12 @@ BAD_CALLS = [
     (taking(mode="zeros"), ValueError, ["mode must be one of constant, edge, ", "got 'zeros'"]),
     (taking(array=np.ones((0, 8)), mode="wrap"), ValueError, ["mode 'wrap' takes elements of array"]),
     (taking(mode="wrap", variant="per_block"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
+    (
+        taking(mode="wrap", block_shape=(2, HUGE)),
+        ValueError,
+        ["the result of shape (3, 2, 2, ", "bytes, more than the"],
+    ),
+    (taking(mode="wrap", block_shape=(2, 2**45)), MemoryError, ["take_blocks: Unable to allocate"]),
     *(
         (taking(mode="wrap", **wrong), error, [message])
         for wrong, error, message in (

@@ -37,12 +37,10 @@ BLOCK_START, ROW_START = 1 << 10, 8
 LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 """Elements whose indices are computed at a time, and that are extracted at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 3 << 9
+FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK, LARGE_BLOCK = 16, 16, 3 << 9, 1 << 17
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
-most elements of each, that are extracted together."""
-
-LARGE_BLOCK = 1 << 17
-"""Least bytes of a block that is cleared only around what is extracted, because clearing all of it takes longer."""
+most elements of each, that are extracted together; least bytes of a block that is cleared around what is extracted, and
+not as a whole, which takes longer."""
 
 
 def add_blocks(

@@ -12,7 +12,7 @@ from dask.base import tokenize
 from dask.delayed import delayed
 
 from gpufold import calls
-from gpufold.arrays import check_library, device_of, library_of, result_dtype
+from gpufold.arrays import check_bytes, check_library, device_of, library_of, result_dtype
 from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import (
@@ -32,7 +32,7 @@ from gpufold.dask.chunks import (
 from gpufold.dispatch import linked
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
-from gpufold.outside import extended, period_of
+from gpufold.outside import extended, in_memory_of, period_of
 from gpufold.positions import add_into
 from gpufold.positions import average as average_chunk
 from gpufold.windows import check_block_weights, narrowed
@@ -102,7 +102,9 @@ def take_blocks(
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
     if call.fusion.mode != "constant" and 0 not in geometry_of(call, PositionsGeometry).blocks_shape:
-        array, positions = _extended(array, positions, call)
+        check_bytes(call, call.result_shape, array.dtype.itemsize)
+        with in_memory_of("take_blocks", np):
+            array, positions = _extended(array, positions, call)
         call = calls.take_blocks(array, positions, block_shape, window=window, variant=variant)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
     positions = near_positions(geometry, positions)

@@ -67,10 +67,11 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
         call = call_of(given, places, named)
         data, mode = given[of_data], call.fusion.mode
         window = given[1] if name == "average" else named.get("window")
+        if mode != "constant":
+            check_bytes(call, call.result_shape, call.element.itemsize)
         if mode in BY_INDEX and placed:
             return _taken(data, places, call.geometry.block_shape, window, mode)
         if mode != "constant" and not placed:
-            check_bytes(call, call.result_shape, call.element.itemsize)
             call, margins = call.extended
             data = tensors.extended(data, margins, mode)
         result = compute(call, data, window, places, given[0] if of_data else None)
@@ -90,6 +91,7 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
         values = {**defaults, **dict(zip(like.places, given, strict=False)), **named}
         if operators.are_known((*given[:elements], places), [values[size] for size in SIZES[name]]):
             call = call_of(given, places, named)
+            check_bytes(call, call.result_shape, call.element.itemsize)
             if values.get("window") is not None:
                 axes_of_window(call, values["window"], "torch.as_tensor")
         if name == "take_blocks" and word(name, "mode", values["mode"], calls.MODES) in BY_INDEX:
