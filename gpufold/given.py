@@ -17,6 +17,9 @@ NUMBERS, COMPLEX = (int, float, Number, np.number, np.bool_), (complex, np.compl
 BEYOND_DOUBLES = 1 << 1023
 """Integers of this magnitude or more are refused as floats."""
 
+OWN = "__array_ufunc__", "__array_function__"
+"""Methods by which subclasses of NumPy's arrays compute in their own way, such as with units."""
+
 WINDOWS = ("none", "separable", "full")
 """Kinds of windows: none, an array of weights per axis, or a weight per element of a block."""
 

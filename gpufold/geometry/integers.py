@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.given import shown
+from gpufold.given import OWN, shown
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
@@ -26,9 +26,6 @@ Extents: TypeAlias = "Sequence[SupportsIndex] | npt.NDArray[Any]"
 
 PerAxis: TypeAlias = "int | Size"
 """One integer for all axes, or one integer per axis."""
-
-OWN = "__array_ufunc__", "__array_function__"
-"""Methods by which subclasses of NumPy's arrays compute in their own way, such as with units."""
 
 MOST_AXES = 64
 """Most axes of a NumPy array."""
