@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gpufold
-from gpufold.calls import TAKING, Call, Fusion
+from gpufold.calls import TAKING, Call, FusedOps
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.gpu.plan import H200, Device, Operand, Plan
@@ -116,7 +116,7 @@ class Problem:
         elif self.operation in BLOCK_OPERATIONS:
             geometry = BlocksGeometry(geometry.lead, geometry.axes)
         window = "none" if not self.window else "separable"
-        fusion = Fusion(self.reduction, window, accumulate=self.operation == "add_blocks")
+        fusion = FusedOps(self.reduction, window, accumulate=self.operation == "add_blocks")
         return Call(self.operation, geometry, dtype, fusion, variant)
 
     @property

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.calls import TAKING, Call, Fusion
+from gpufold.calls import TAKING, Call, FusedOps
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
 from gpufold.weights import counted
@@ -80,7 +80,7 @@ def transpose(xp: Library, call: Call, gradient: Any, window: Any, positions: An
     if window is not None and call.fusion.reduction != "sum":
         call, window = _as_counted(xp, call, window)
     geometry, gradient = call.geometry, _divided(xp, call, gradient, window)
-    adjoint = Call(ADJOINTS[call.operation], geometry, call.dtype, Fusion(window=call.fusion.window))
+    adjoint = Call(ADJOINTS[call.operation], geometry, call.dtype, FusedOps(window=call.fusion.window))
     if call.operation != "take_blocks":
         return xp.apply(adjoint, gradient, window, positions)
     assert isinstance(geometry, PositionsGeometry)
@@ -146,7 +146,7 @@ def _reciprocals(xp: Library, call: Call, like: Any, window: Any) -> Any:
         if weights is not None and call.fusion.reduction == "least_squares":
             weights = weights * weights
         ones = xp.broadcast_to(xp.full((), 1, dtype, like), plane.blocks_shape)
-        sums = Call("col2im", plane, dtype, Fusion(window=kind))
+        sums = Call("col2im", plane, dtype, FusedOps(window=kind))
         return xp.apply(sums, ones, None if weights is None else xp.window_of((weights,)))[0]
 
     weights = xp.axes_of(call, window)

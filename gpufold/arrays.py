@@ -99,7 +99,7 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def result_dtype(call: Call, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of a call's result, from that of its data."""
-    return np.dtype(call.dtype) if call.source else native(dtype)
+    return np.dtype(call.dtype) if call.data_dtype else native(dtype)
 
 
 def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:

@@ -86,7 +86,7 @@ MODES = get_args(Mode)
 """Values of a block's elements outside the array, as in `numpy.pad`; the constant is zero."""
 
 
-class Fusion(NamedTuple):
+class FusedOps(NamedTuple):
     """Arithmetic that is fused into an operation."""
 
     reduction: str = "sum"
@@ -101,7 +101,7 @@ class Fusion(NamedTuple):
     """Whether the weights of the blocks, or ones, are added to a second array in the same pass."""
 
 
-PLAIN = Fusion()
+PLAIN = FusedOps()
 
 SUMS = ("col2im", "blocks_to_array", "add_blocks")
 """The operations that sum. They also average integers, as floats."""
@@ -128,11 +128,11 @@ class Call(NamedTuple):
     operation: str
     geometry: Geometry
     dtype: str
-    """NumPy's name for the dtype of the result, and of the data unless `source` is set."""
-    fusion: Fusion = PLAIN
+    """NumPy's name for the dtype of the result, and of the data unless `data_dtype` is set."""
+    fusion: FusedOps = PLAIN
     variant: str = "auto"
     deterministic: bool = True
-    source: str = ""
+    data_dtype: str = ""
     """The dtype of the data if it is narrower than the result's; elements are converted before they are summed."""
     filled: bool = True
     """Whether an average is known to leave no gap or to fill it; false while its sizes are symbols without values."""
@@ -172,15 +172,15 @@ class Call(NamedTuple):
         return ELEMENT_TYPES[self.dtype]
 
     @property
-    def source_element(self) -> ElementType:
+    def data_element(self) -> ElementType:
         """The dtype of the data in the kernels."""
-        return ELEMENT_TYPES[self.source or self.dtype]
+        return ELEMENT_TYPES[self.data_dtype or self.dtype]
 
     @property
-    def source_scalar(self) -> str:
+    def data_scalar(self) -> str:
         """The C++ type of the data; signed if integers are widened."""
-        scalar = self.source_element.scalar
-        return scalar.replace("unsigned ", "signed ") if self.source[:3] == "int" else scalar
+        scalar = self.data_element.scalar
+        return scalar.replace("unsigned ", "signed ") if self.data_dtype[:3] == "int" else scalar
 
 
 @remembered()
@@ -355,7 +355,7 @@ def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
             f"convert it with numerator.astype"
         )
     geometry = sizes.average_geometry(numerator.shape, weight.shape)
-    return chosen(Call("average", geometry, name_of(dtype), Fusion(window="full")), variant)
+    return chosen(Call("average", geometry, name_of(dtype), FusedOps(window="full")), variant)
 
 
 @remembered()
@@ -390,7 +390,7 @@ def chosen(call: Call, variant: Any, deterministic: Any = True) -> Call:
 def summed_in(call: Call, name: str, must: str) -> Call:
     """Return a call with sums in the named dtype, the data's or a wider one; else raise, saying what it `must` be."""
     check_sums(call.operation, call.dtype, name, must)
-    return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
+    return call if name == call.dtype else call._replace(dtype=name, data_dtype=call.dtype)
 
 
 def _averaged(call: Call, data: str, dtype: Any, fill_value: Any) -> Call:
@@ -425,8 +425,8 @@ def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: 
 
 def checked(
     operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
-) -> tuple[str, Fusion]:
-    """Check the dtype of the argument named `data` and the fused arithmetic; return the dtype's name and a `Fusion`."""
+) -> tuple[str, FusedOps]:
+    """Check the dtype of the argument named `data` and the fused arithmetic; return the dtype's name and `FusedOps`."""
     reduction = word(operation, "reduction", reduction, REDUCTIONS)
     accumulate = flag(operation, "accumulate", accumulate)
     name = name_of(dtype)
@@ -444,4 +444,4 @@ def checked(
         )
     if accumulate and element is None:
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
-    return name, Fusion(reduction, window, accumulate)
+    return name, FusedOps(reduction, window, accumulate)

@@ -46,7 +46,7 @@ class Explanation:
         return "\n".join(
             [
                 f"{plan.operation}: {plan.variant}, {self._why()}",
-                f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
+                f"  {plan.file}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
                 f"  {plan.bytes_moved:,} bytes",
                 *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
             ]
@@ -212,7 +212,7 @@ def _on_gpu(array: Any) -> Any:
     return [_on_gpu(each) for each in array]
 
 
-class Described(NamedTuple):
+class LayoutSpec(NamedTuple):
     """The properties of an array that describing a call needs."""
 
     shape: Size
@@ -255,13 +255,13 @@ def _described(
     return call, input.operand, output.operand, None if weight_out is None else weight_out.operand
 
 
-def _described_array(asked: str, name: str, array: Any) -> Described:
+def _described_array(asked: str, name: str, array: Any) -> LayoutSpec:
     """Describe an array, or the C-contiguous one that (shape, dtype) describes."""
     if not isinstance(array, tuple):
         library_of(asked, name, array)
         itemsize = array.dtype.itemsize or 1
         strides = tuple(stride // itemsize for stride in array.strides)
-        return Described(array.shape, array.dtype, Operand(array.shape, strides))
+        return LayoutSpec(array.shape, array.dtype, Operand(array.shape, strides))
     try:
         shape, dtype = as_integers(asked, f"{name}'s shape", array[0]), np.dtype(array[1])
         shape = (shape,) if isinstance(shape, int) else shape
@@ -275,5 +275,5 @@ def _described_array(asked: str, name: str, array: Any) -> Described:
     return _contiguous(shape, dtype)
 
 
-def _contiguous(shape: Size, dtype: np.dtype[Any]) -> Described:
-    return Described(shape, native(dtype), Operand.contiguous(shape))
+def _contiguous(shape: Size, dtype: np.dtype[Any]) -> LayoutSpec:
+    return LayoutSpec(shape, native(dtype), Operand.contiguous(shape))

@@ -79,7 +79,7 @@ WHOSE = {
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def answers(function: FunctionT) -> FunctionT:
+def suggests_keywords(function: FunctionT) -> FunctionT:
     """Return a function whose errors for unknown keywords and surplus arguments suggest what to use."""
     name = function.__qualname__.removesuffix(".__init__")
     name = f"onnx.{name}" if function.__module__ == "gpufold.onnx" else name

@@ -12,7 +12,7 @@ from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Variant
 from gpufold.geometry import Extents, as_integers
 from gpufold.given import shown
-from gpufold.names import answers, renamed
+from gpufold.names import renamed, suggests_keywords
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
@@ -21,7 +21,7 @@ NAMES |= {"pads_begin": "begins of pads", "pads_end": "ends of pads"}
 """ONNX's names for the function col2im and its arguments."""
 
 
-@answers
+@suggests_keywords
 def col2im(
     input: Array[ArrayT],
     image_shape: Extents,

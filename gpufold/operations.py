@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpufold import calls, cpu
 from gpufold.calls import VARIANTS, Call, OperationName
-from gpufold.cpu import placing, treatment
+from gpufold.cpu import fused, positions
 from gpufold.given import word
 
 
@@ -32,9 +32,9 @@ OPERATIONS = {
     "space_to_batch": Operation("data", calls.space_to_batch, cpu.unfold_call),
     "blocks_to_array": Operation("blocks", calls.blocks_to_array, cpu.fold_call),
     "array_to_blocks": Operation("array", calls.array_to_blocks, cpu.unfold_call),
-    "add_blocks": Operation("blocks", calls.add_blocks, placing.add_blocks, ("blocks", "positions")),
-    "take_blocks": Operation("array", calls.take_blocks, placing.take_blocks, ("positions",)),
-    "average": Operation("numerator", calls.average, treatment.average_by_weights, ("weight",)),
+    "add_blocks": Operation("blocks", calls.add_blocks, positions.add_blocks, ("blocks", "positions")),
+    "take_blocks": Operation("array", calls.take_blocks, positions.take_blocks, ("positions",)),
+    "average": Operation("numerator", calls.average, fused.average_by_weights, ("weight",)),
 }
 
 

@@ -33,7 +33,7 @@ from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Extents, LastBlock, Sizes, grid_of_blocks
-from gpufold.names import answers
+from gpufold.names import suggests_keywords
 from gpufold.outside import BY_INDEX
 from gpufold.weights import least_weight, of_elements, weighed
 from gpufold.windows import weights_of_blocks
@@ -351,7 +351,7 @@ def average(
     return compute(call, numerator, out, weight)
 
 
-@answers
+@suggests_keywords
 def grid_positions(
     size: Extents, block_shape: Sizes, *, strides: Sizes, last: LastBlock = "shift"
 ) -> npt.NDArray[np.int64]:

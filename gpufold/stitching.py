@@ -24,7 +24,7 @@ from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import ENDLESS, Extents, Sizes, stitched_sizes
 from gpufold.given import check_number, flag, shown, word
-from gpufold.names import answers
+from gpufold.names import suggests_keywords
 from gpufold.rows import Rows, TileWeights
 from gpufold.weights import least_weight
 from gpufold.windows import first_weights, known_window
@@ -152,7 +152,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         self: Stitcher[Any, tuple[int, Any]], output_shape: Extents | Sequence[SupportsIndex | None],
         block_shape: Sizes, *, window: Window | str | None = None, reduction: Reduction = "mean", slabs: bool = False,
     ) -> None: ...  # fmt: skip
-    @answers
+    @suggests_keywords
     def __init__(
         self,
         output_shape: Extents | Sequence[SupportsIndex | None],
@@ -212,7 +212,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             raise ValueError(f"Stitcher.progress: slabs must be True and all axes bounded, got {self!r}")
         return max(self._begin, self._reached) / self._size[0] if self._size[0] else 1.0
 
-    @answers
+    @suggests_keywords
     @_in_turn
     def add(
         self, blocks: Shaped, positions: Positions, *, window: Window | None = None, weights: Shaped | None = None

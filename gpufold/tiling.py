@@ -17,7 +17,7 @@ from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
 from gpufold.geometry import LastBlock, Size, Sizes, as_count, as_integers
 from gpufold.given import check_number, shown, word
-from gpufold.names import answers, speaking_for
+from gpufold.names import speaking_for, suggests_keywords
 from gpufold.positions import grid_positions, take_blocks
 from gpufold.stitching import Stitcher
 
@@ -25,7 +25,7 @@ _speaking = partial(speaking_for, "map_tiles", "grid_positions", "take_blocks", 
 """Raise errors of the functions that `map_tiles` calls under its name."""
 
 
-@answers
+@suggests_keywords
 def map_tiles(
     function: Callable[[Any], Any],
     array: Array[Any],

@@ -4,7 +4,7 @@
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
 //   image      (batch, channels, *size), any strides             read and written once where a block covers
 //                                                                it, not at all elsewhere
-//   positions  (count, axes)                                     read where a block meets a crowded tile
+//   positions  (count, axes)                                     read for the blocks of overflowing tiles
 //   window     weights of a block's elements, or null            read, once for the planes of a thread
 //   weight_out sums of weights (*size), if requested             read and written as the image
 //   scratch    the lists of blocks (see bins.cuh)                read by the warps of a tile
@@ -13,7 +13,7 @@
 // its block covers are bits of words. Votes and shuffles transpose these words: then each lane knows the
 // blocks that cover its pixel of a row, as bits with the first block highest. It adds them in order,
 // without atomics, with the loads of some rows in flight. Lists of at most 32 blocks are sorted here; lists
-// of crowded tiles are sorted already and added part by part. Wins for many small blocks: the rest of an
+// of overflowing tiles are sorted already and added part by part. Wins for many small blocks: the rest of an
 // image costs nothing.
 #include "bins.cuh"
 #include "bits.cuh"
@@ -38,40 +38,40 @@ struct Tile {
 
 // The blocks of a warp's lanes, by bit number; the first entry stands for no block.
 struct Listed {
-    const Scalar* origin[1 + noted]; // where an element for the tile's first pixel would be
+    const Scalar* origin[1 + slots]; // where an element for the tile's first pixel would be
     struct alignas(sizeof(Scalar*)) Covered {
         unsigned rows, columns; // by their bits
-    } covered[1 + noted];       // as far apart as origins, so that one index finds both
-    Offset position[windowed ? 1 + noted : 1][positioned]; // from that pixel
+    } covered[1 + slots];       // as far apart as origins, so that one index finds both
+    Offset position[windowed ? 1 + slots : 1][positioned]; // from that pixel
 };
 
-// The lanes' notes, sorted: the lowest in the last lane.
-inline __device__ Note in_order(Note number)
+// The lanes' slots, sorted: the lowest is the last lane's.
+inline __device__ Slot in_order(Slot number)
 {
-    const Note before = __shfl_down_sync(~0u, number, 1);
+    const Slot before = __shfl_down_sync(~0u, number, 1);
     if (__any_sync(~0u, number < before))
         unrolled_for (int size = 2; size <= 32; size *= 2)
             unrolled_for (int step = size / 2; step > 0; step /= 2) {
                 const int others = step == size / 2 ? size - 1 : step;
-                const Note other = __shfl_xor_sync(~0u, number, others);
+                const Slot other = __shfl_xor_sync(~0u, number, others);
                 number = threadIdx.x & step ? min(number, other) : max(number, other);
             }
     return number;
 }
 
 // A lane's block in a part of a list.
-struct Chunk {
+struct ListPart {
     unsigned rows;         // that it covers
     Offset first, columns; // where those that it covers begin and end
     unsigned covering;     // the blocks that cover its column, in every row
 
     // `position` is the block's, from the tile's first pixel.
-    __device__ Chunk(Listed& list, Offset number, const Offset (&position)[positioned], const Scalar* blocks,
-                     const Tile& tile, const BinParameters& p)
+    __device__ ListPart(Listed& list, Offset number, const Offset (&position)[positioned],
+                        const Scalar* blocks, const Tile& tile, const BinParameters& p)
     {
         const int lane = threadIdx.x % 32;
         const bool exists = number < p.count;
-        const Scalar* origin = blocks + lengthened(exists ? number : 0) * p.block_step;
+        const Scalar* origin = blocks + to_int64(exists ? number : 0) * p.block_step;
         Offset offset = 0;
         unrolled_for (int axis = fixed; axis < rank; ++axis)
             offset -= position[axis - fixed] * p.tap_stride[axis];
@@ -137,7 +137,7 @@ template <int rows> struct Pixels {
             bit[row] = rows == tile_rows ? 1u << row : left & -left;
             number[row] = rows == tile_rows ? row : max(31 - __clz(bit[row]), 0);
             left &= ~bit[row];
-            keep(bit[row]);
+            opaque(bit[row]);
         }
     }
 
@@ -157,23 +157,23 @@ template <int rows> struct Pixels {
     {
         if constexpr (known) {
             Offset step = stride[last - 1];
-            keep(step);
+            opaque(step);
             return (long long)(number[row]) * step; // one instruction, the sum with an address included
         } else {
             Offset offset = 0;
             unrolled_for (int axis = fixed; axis < rank; ++axis)
                 offset += along(row, axis, p) * stride[axis];
-            keep_here(offset);
+            opaque_here(offset);
             return offset;
         }
     }
 
-    // The blocks of a chunk that cover each row.
-    __device__ void cover(unsigned (&covering)[rows], const Chunk& chunk) const
+    // The blocks of a part that cover each row.
+    __device__ void cover(unsigned (&covering)[rows], const ListPart& part) const
     {
         unrolled_for (int row = 0; row < rows; ++row)
-            covering[row] = __ballot_sync(~0u, chunk.rows & bit[row]) &
-                            (one_axis ? chunk.of_column(number[row]) : chunk.covering);
+            covering[row] = __ballot_sync(~0u, part.rows & bit[row]) &
+                            (one_axis ? part.of_column(number[row]) : part.covering);
     }
 };
 
@@ -186,11 +186,11 @@ struct Column {
 };
 
 // The blocks whose elements a lane has yet to add.
-template <int rows> struct Left {
+template <int rows> struct Pending {
     static constexpr int group = together < rows ? together : rows;
     unsigned covering[rows / group] = {}; // some of these rows
 
-    __device__ Left(const unsigned (&each)[rows])
+    __device__ Pending(const unsigned (&each)[rows])
     {
         unrolled_for (int row = 0; row < rows; ++row)
             covering[row / group] |= each[row];
@@ -206,15 +206,15 @@ template <int rows> struct Left {
 };
 
 // The elements of the next block of each of a lane's pixels, and their weights.
-template <int rows> struct Layer {
+template <int rows> struct LoadedTaps {
     Scalar elements[planes][rows];
     bool covered[rows];
     TapWeight taps[rows];
 
-    __device__ Layer(Left<rows>& left, const Listed& list, const Pixels<rows>& pixels, const Column& column,
-                     const Weights& window, const BinParameters& p)
+    __device__ LoadedTaps(Pending<rows>& left, const Listed& list, const Pixels<rows>& pixels,
+                          const Column& column, const Weights& window, const BinParameters& p)
     {
-        constexpr int group = Left<rows>::group;
+        constexpr int group = Pending<rows>::group;
         const Scalar* source[rows];
         int entry;
         unsigned of_entry; // the rows that it covers
@@ -229,7 +229,7 @@ template <int rows> struct Layer {
             if constexpr (group > 1)
                 covered[row] = of_entry & pixels.bit[row];
             Offset offset = Offset(pixels.offset(row, p.tap_stride, p)) + column.tap;
-            keep(offset);
+            opaque(offset);
             source[row] = (list.origin + 1)[entry] + offset;
             Offset tap[rank];
             if constexpr (windowed)
@@ -240,8 +240,8 @@ template <int rows> struct Layer {
         }
         unrolled_for (int plane = 0; plane < planes; ++plane)
             unrolled_for (int row = 0; row < rows; ++row)
-                elements[plane][row] =
-                    load_if(source[row] + plane * p.blocks_channel, covered[row], nothing(Scalar{}));
+                elements[plane][row] = load_if(source[row] + plane * p.blocks_channel, covered[row],
+                                               additive_identity(Scalar{}));
     }
 };
 
@@ -269,34 +269,34 @@ template <int rows> struct Sums {
         }
     }
 
-    __device__ void add(const Layer<rows>& layer)
+    __device__ void add(const LoadedTaps<rows>& loaded)
     {
         unrolled_for (int plane = 0; plane < planes; ++plane)
             unrolled_for (int row = 0; row < rows; ++row)
                 elements[plane][row] =
                     ::add(elements[plane][row],
-                          term_of(layer.elements[plane][row], layer.taps[row], layer.covered[row]));
+                          term_of(loaded.elements[plane][row], loaded.taps[row], loaded.covered[row]));
         if constexpr (weighs_out)
             unrolled_for (int row = 0; row < rows; ++row)
-                weights[row] = ::add(weights[row], or_nothing(weight_of(layer.taps[row], layer.covered[row]),
-                                                              layer.covered[row]));
+                weights[row] = ::add(weights[row], masked(weight_of(loaded.taps[row], loaded.covered[row]),
+                                                          loaded.covered[row]));
     }
 
-    // Two layers have their loads in flight if there are two, and registers for them: bytes take more.
+    // The loads of two blocks are in flight if there are two, and registers for them: bytes take more.
     __device__ void add_blocks(const unsigned (&covering)[rows], const Listed& list,
                                const Pixels<rows>& pixels, const Column& column, const Weights& window,
                                const BinParameters& p)
     {
         constexpr bool two = Pixels<rows>::known && planes == 1 && !windowed && sizeof(Scalar) > 1;
-        Left<rows> left(covering);
+        Pending<rows> left(covering);
         do {
-            const Layer<rows> layer(left, list, pixels, column, window, p);
+            const LoadedTaps<rows> loaded(left, list, pixels, column, window, p);
             if (two && left.any()) {
-                const Layer<rows> next(left, list, pixels, column, window, p);
-                add(layer);
+                const LoadedTaps<rows> next(left, list, pixels, column, window, p);
+                add(loaded);
                 add(next);
             } else {
-                add(layer);
+                add(loaded);
             }
         } while (left.any());
     }
@@ -307,7 +307,7 @@ template <int rows> struct Sums {
             unrolled_for (int row = 0; row < rows; ++row) {
                 Result* pixel = column.image[plane] + pixels.offset(row, p.pixel_stride, p);
                 if constexpr (Pixels<rows>::known)
-                    keep(pixel); // or each row would load the stride anew
+                    opaque(pixel); // or each row would load the stride anew
                 if (touched[row])
                     store(pixel, narrow(elements[plane][row]));
             }
@@ -325,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 {
     __shared__ Listed lists[warps];
     Listed& list = lists[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32, place = noted - 1 - lane;
+    const int lane = threadIdx.x % 32, place = slots - 1 - lane;
     Offset rest = Offset(blockIdx.x) * warps + Offset(threadIdx.x / 32);
     if (rest >= p.items)
         return;
@@ -349,9 +349,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         weight_pixel += own * p.weight_stride[axis];
     }
     const Bin bin = load_if(reinterpret_cast<const Bin*>(scratch) + number, true);
-    const Note* const notes = reinterpret_cast<const Note*>(scratch + notes_at(number, p));
-    const Note note = load_if(notes + place, place < bin.count, ~Note(0)); // nobody wrote the others
-    if (__all_sync(~0u, note == ~Note(0)))
+    const Slot* const of_tile = reinterpret_cast<const Slot*>(scratch + slots_at(number, p));
+    const Slot slot = load_if(of_tile + place, place < bin.count, ~Slot(0)); // nobody wrote the others
+    if (__all_sync(~0u, slot == ~Slot(0)))
         return;
     if (!alone && rest) {
         const Offset channel = p.by_channels.split(rest) * planes, batch = p.by_batch.split(rest);
@@ -362,19 +362,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     Column column{{}, weight_out + weight_pixel, tap + lane * p.tap_stride[last], weighing};
     unrolled_for (int plane = 0; plane < planes; ++plane) {
         column.image[plane] = image + plane * p.image_channel + pixel;
-        keep(column.image[plane]);
+        opaque(column.image[plane]);
     }
 
-    const bool crowded = __any_sync(~0u, bin.count > noted);
-    if (!crowded) {
-        Note rest = in_order(note);
+    const bool overflowing = __any_sync(~0u, bin.count > slots);
+    if (!overflowing) {
+        Slot rest = in_order(slot);
         Offset position[positioned];
         unrolled_for (int axis = last; axis >= fixed; --axis) {
             position[axis - fixed] = Offset(rest) & (p.by_reach[axis].divisor - 1);
             position[axis - fixed] -= p.block[axis] - 1;
             rest >>= p.by_reach[axis].shift;
         }
-        const Chunk own(list, Offset(rest), position, blocks, tile, p);
+        const ListPart own(list, Offset(rest), position, blocks, tile, p);
         unsigned left = own.rows;
         if constexpr (tile_rows > thread_rows)
             unrolled_for (int step = 16; step > 0; step /= 2)
@@ -395,15 +395,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         do {
             const Pixels<few> pixels(left);
             Sums<few> sums;
-            for (Offset first = 0; __any_sync(~0u, first < bin.count); first += noted) {
+            for (Offset first = 0; __any_sync(~0u, first < bin.count); first += slots) {
                 const Offset listed = load_if(numbers + first + place, place < bin.count - first, p.count);
                 Offset position[positioned];
                 unrolled_for (int axis = fixed; axis < rank; ++axis)
                     position[axis - fixed] =
-                        Offset(load_if(positions + lengthened(listed) * positioned + (axis - fixed),
+                        Offset(load_if(positions + to_int64(listed) * positioned + (axis - fixed),
                                        listed < p.count)) -
                         tile.begin[axis];
-                const Chunk own(list, listed, position, blocks, tile, p);
+                const ListPart own(list, listed, position, blocks, tile, p);
                 unsigned covering[few];
                 pixels.cover(covering, own);
                 sums.start(covering, pixels, column, p);

@@ -2,14 +2,14 @@
 // it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
-//   image      (batch, channels, *size), any strides             read where a warp meets a block, and written
-//                                                                once where a block covers it
+//   image      (batch, channels, *size), any strides             read where a block intersects a warp's pixels,
+//                                                                and written once where a block covers it
 //   positions  (count, axes)                                     read by every tile
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
 //   weight_out sums of weights (*size), if requested             read and written as the image
 //
-// The threads test some hundred blocks at a time and put those that meet the tile into a list, in order. Then
-// each warp goes through the list. A lane has a few rows of one column in some planes, and loads its elements
+// The threads test some hundred blocks at a time and list those that intersect the tile, in order. Then each
+// warp goes through the list. A lane has a few rows of one column in some planes, and loads its elements
 // of several blocks before it adds the first: the loads are in flight together, and the additions are in the
 // order of the blocks, without atomics. The kernel is one function: list and sums take turns at the same
 // barriers, and share what a thread knows of its pixels.
@@ -60,11 +60,11 @@ template <int rows, int step> inline __device__ unsigned rows_within(Offset firs
 inline __device__ bool has_bit(unsigned word, int number)
 {
     unsigned bit = 1u << number;
-    keep(bit);
+    opaque(bit);
     return word & bit;
 }
 
-// A block that meets the tile.
+// A block that intersects the tile.
 struct Listed {
     const Scalar* origin;        // where an element for the tile's first pixel would be
     Offset position[positioned]; // from that pixel
@@ -79,7 +79,7 @@ struct Pixels {
 };
 
 // A thread's elements of a block, with their weights.
-struct Layer {
+struct LoadedTaps {
     unsigned covered; // bits of rows
     Scalar elements[planes][thread_rows];
     TapWeight weights[thread_rows];
@@ -87,12 +87,12 @@ struct Layer {
     __device__ void load(const Listed& block, const Pixels& own, const Weights& window, const Parameters& p)
     {
         Offset tap[rank]; // of the first pixel, on the block or not
-        bool meets = true;
+        bool hits = true;
         unrolled_for (int axis = 0; axis < rank; ++axis) {
             tap[axis] = own.at[axis] - (axis < fixed ? 0 : block.position[max(axis - fixed, 0)]);
-            meets = meets && (axis == along || within(tap[axis], p.block[axis]));
+            hits = hits && (axis == along || within(tap[axis], p.block[axis]));
         }
-        covered = meets ? rows_within<thread_rows, row_step>(tap[along], p.block[along]) & own.exist : 0;
+        covered = hits ? rows_within<thread_rows, row_step>(tap[along], p.block[along]) & own.exist : 0;
         const Scalar* source = block.origin + own.tap;
         const Offset step = row_step * p.tap_stride[along];
         unrolled_for (int row = 0; row < thread_rows; ++row) {
@@ -100,10 +100,10 @@ struct Layer {
             tap[along] += row_step;
         }
         unrolled_for (int plane = 0; plane < planes; ++plane, source += p.blocks_channel) {
-            keep(source);
+            opaque(source);
             unrolled_for (int row = 0; row < thread_rows; ++row)
-                elements[plane][row] =
-                    load_if(source + (long long)(row)*step, has_bit(covered, row), nothing(Scalar{}));
+                elements[plane][row] = load_if(source + (long long)(row)*step, has_bit(covered, row),
+                                               additive_identity(Scalar{}));
         }
     }
 };
@@ -127,8 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         first[axis] = place * extent<false>(axis);
     }
     const Offset channel = p.by_channels.split(rest) * planes, batch = rest;
-    image += lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel;
-    blocks += lengthened(batch) * p.blocks_batch + lengthened(channel) * p.blocks_channel;
+    image += to_int64(batch) * p.image_batch + to_int64(channel) * p.image_channel;
+    blocks += to_int64(batch) * p.blocks_batch + to_int64(channel) * p.blocks_channel;
     bool inside = true, weighing = batch == 0 && channel == 0;
     Offset pixel = 0, weight_pixel = 0;
     unrolled_for (int axis = 0; axis < rank; ++axis) {
@@ -157,15 +157,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         unrolled_for (int of = 0; of < candidates; ++of)
             unrolled_for (int axis = 0; axis < positioned; ++axis)
                 position[of][axis] =
-                    load_if(positions + lengthened(number + of) * positioned + axis, number + of < p.count);
-        bool met[candidates];
+                    load_if(positions + to_int64(number + of) * positioned + axis, number + of < p.count);
+        bool hits[candidates];
         int place = 0, of_warp = 0, found = 0;
         unrolled_for (int of = 0; of < candidates; ++of) {
-            met[of] = number + of < p.count;
+            hits[of] = number + of < p.count;
             unrolled_for (int axis = fixed; axis < rank; ++axis)
-                met[of] = met[of] && meets(position[of][axis - fixed], p.block[axis], begin[axis],
-                                           min(begin[axis] + extent<true>(axis), p.size[axis]));
-            const unsigned votes = __ballot_sync(~0u, met[of]);
+                hits[of] = hits[of] && intersects(position[of][axis - fixed], p.block[axis], begin[axis],
+                                                  min(begin[axis] + extent<true>(axis), p.size[axis]));
+            const unsigned votes = __ballot_sync(~0u, hits[of]);
             place += __popc(votes & ((1u << lane) - 1));
             of_warp += __popc(votes);
         }
@@ -177,9 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             found += counts[other];
         }
         unrolled_for (int of = 0; of < candidates; ++of)
-            if (met[of]) {
+            if (hits[of]) {
                 Listed& block = list[place++];
-                block.origin = blocks + lengthened(number + of) * p.block_step;
+                block.origin = blocks + to_int64(number + of) * p.block_step;
                 unrolled_for (int axis = fixed; axis < rank; ++axis) {
                     const Offset from_tile = Offset(position[of][axis - fixed] - begin[axis]);
                     block.position[axis - fixed] = from_tile;
@@ -194,18 +194,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         __syncthreads();
 
         for (int of_lanes = 0; of_lanes < found; of_lanes += 32) {
-            // A lane tests a block of the list; those that meet the warp's pixels are added by all lanes.
-            bool meets = of_lanes + lane < found;
+            // A lane tests a block of the list; those that intersect the warp's pixels are added by all lanes.
+            bool hits = of_lanes + lane < found;
             unrolled_for (int axis = max(fixed, last - 1); axis < rank; ++axis)
-                meets = meets && within(first[axis] + extent<false>(axis) - 1 -
-                                            list[meets ? of_lanes + lane : 0].position[axis - fixed],
-                                        p.block[axis] + extent<false>(axis) - 1);
-            unsigned votes = __ballot_sync(~0u, meets);
+                hits = hits && within(first[axis] + extent<false>(axis) - 1 -
+                                          list[hits ? of_lanes + lane : 0].position[axis - fixed],
+                                      p.block[axis] + extent<false>(axis) - 1);
+            unsigned votes = __ballot_sync(~0u, hits);
             if (votes && !started) {
                 started = true;
                 unrolled_for (int plane = 0; plane < planes; ++plane) {
                     const Result* of_plane = column + plane * p.image_channel;
-                    keep(of_plane);
+                    opaque(of_plane);
                     unrolled_for (int row = 0; row < thread_rows; ++row)
                         sums[plane][row] = widen(
                             load_own_if(of_plane + (long long)(row)*image_step, has_bit(own.exist, row)));
@@ -217,30 +217,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                                         has_bit(own.exist & weighed, row));
             }
             while (votes) {
-                Layer layers[at_once];
+                LoadedTaps loaded[at_once];
                 unrolled_for (int of = 0; of < at_once; ++of) {
-                    layers[of].load(list[votes ? of_lanes + __ffs(votes) - 1 : found], own, window, p);
+                    loaded[of].load(list[votes ? of_lanes + __ffs(votes) - 1 : found], own, window, p);
                     votes &= votes - 1;
                 }
                 unrolled_for (int of = 0; of < at_once; ++of) {
-                    touched |= layers[of].covered;
+                    touched |= loaded[of].covered;
                     unrolled_for (int row = 0; row < thread_rows; ++row) {
-                        const bool exists = has_bit(layers[of].covered, row);
+                        const bool exists = has_bit(loaded[of].covered, row);
                         unrolled_for (int plane = 0; plane < planes; ++plane)
                             sums[plane][row] =
-                                add(sums[plane][row], term_of(layers[of].elements[plane][row],
-                                                              layers[of].weights[row], exists));
+                                add(sums[plane][row], term_of(loaded[of].elements[plane][row],
+                                                              loaded[of].weights[row], exists));
                         if constexpr (weighs_out)
-                            weight_sums[row] =
-                                add(weight_sums[row],
-                                    or_nothing(weight_of(layers[of].weights[row], exists), exists));
+                            weight_sums[row] = add(
+                                weight_sums[row], masked(weight_of(loaded[of].weights[row], exists), exists));
                     }
                 }
             }
         }
     }
     unrolled_for (int plane = 0; plane < planes; ++plane, column += p.image_channel) {
-        keep(column);
+        opaque(column);
         unrolled_for (int row = 0; row < thread_rows; ++row)
             if (has_bit(touched, row))
                 store(column + (long long)(row)*image_step, narrow(sums[plane][row]));

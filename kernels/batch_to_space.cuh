@@ -53,7 +53,7 @@ inline __device__ Place this_place(const Scalar* batch, Scalar* space, const Par
     }
     const Offset plane = number * p.planes_per_thread;
     place.planes = min(p.planes - plane, p.planes_per_thread);
-    place.batch = batch + (lengthened(plane) * p.batch_plane_step + batch_offset);
-    place.space = space + (lengthened(plane) * p.space_plane_step + space_offset);
+    place.batch = batch + (to_int64(plane) * p.batch_plane_step + batch_offset);
+    place.space = space + (to_int64(plane) * p.space_plane_step + space_offset);
     return place;
 }

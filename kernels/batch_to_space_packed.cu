@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     Offset block = pixel + p.crop[last_axis];
     const Offset first_phase = p.block[last_axis].split(block);
     const Scalar* source = place.batch + block * p.grid_step[last_axis];
-    keep(source);
+    opaque(source);
 
     const int left_blocks = unsigned(left) / phases, left_pixels = unsigned(left) % phases;
     Line lines[phases];

@@ -1,28 +1,28 @@
 // A counting sort: for each tile of an image, the blocks that intersect it.
 //
-//   positions  (count, axes)                read by bins_note, and by bins_list where tiles are crowded
-//   scratch    what is noted (see bins.cuh)  read and written, its Bins zeros at first
+//   positions  (count, axes)     read by bins_fill, and by bins_list where tiles overflow
+//   scratch    (see bins.cuh)    read and written, its Bins zeros at first
 //
-// Four kernels run one after another on a stream. bins_note counts the blocks of each tile and notes the
-// first of them; it lists a tile with more blocks as crowded. bins_reserve gives each crowded tile a place
-// in the lists, bins_list puts all its blocks there, and bins_order sorts them.
+// Four kernels run one after another on a stream. bins_fill counts the blocks of each tile and stores the
+// first of them in its slots; a tile with more blocks overflows. bins_reserve gives each overflowing tile a
+// place in the lists, bins_list puts all its blocks there, and bins_order sorts them.
 //
-// In bins_note a thread has a few blocks, with the loads of all their positions in flight, and then the
-// counters of all their tiles. In bins_reserve it has crowded tiles, in bins_list blocks. In bins_order a
-// warp has crowded tiles, and a thread block those with very many blocks. Blocks of a list are compared
+// In bins_fill a thread has a few blocks, with the loads of all their positions in flight, and then the
+// counters of all their tiles. In bins_reserve it has overflowing tiles, in bins_list blocks. In bins_order a
+// warp has overflowing tiles, and a thread block those with very many blocks. Blocks of a list are compared
 // with each other; very many are marked in shared memory instead, and the marks are listed. A tile's place
-// in the lists and the order of notes change from run to run, the contents of lists do not. Leading axes
+// in the lists and the order of slots change from run to run, the contents of lists do not. Leading axes
 // without a position have no tiles.
 #include "bins.cuh"
 
 constexpr int at_once = AT_ONCE;
-constexpr int crowd = CROWD; // blocks of a tile, up to which they are compared with each other
+constexpr int most_compared = MOST_COMPARED; // blocks of a tile, of which each is compared with all others
 
 inline __device__ Bin* bins_of(Offset* scratch)
 {
     return reinterpret_cast<Bin*>(scratch);
 }
-inline __device__ Offset crowded_tiles(const BinParameters& p)
+inline __device__ Offset overflowing_tiles(const BinParameters& p)
 {
     return lists_at(true, p) + p.entries;
 }
@@ -57,38 +57,39 @@ inline __device__ Offset add_to_counter(Offset* counter, Offset number)
     return Offset(atomicAdd(reinterpret_cast<UnsignedOffset*>(counter), UnsignedOffset(number)));
 }
 
-// The tiles that a block meets, up to two along each of the last two axes at a time: corners, by their bits.
+// The tiles that a block intersects, up to two along each of the last two axes at a time: corners, by their
+// bits.
 constexpr int paired = positioned < 2 ? 1 : 2;
 constexpr int corners = 1 << paired;
 
-struct Meetings {
+struct Intersections {
     long long given[positioned]; // the block's position
     Offset end[positioned];      // how far its last pixel is from the image's first
     Offset at[positioned];       // the first tile of the corners
-    Offset until[positioned];    // the last one that the block meets
+    Offset until[positioned];    // the last one that the block intersects
 
     __device__ void load(const long long* positions, Offset block, const BinParameters& p)
     {
         unrolled_for (int axis = 0; axis < positioned; ++axis)
-            given[axis] = load_if(positions + lengthened(block) * positioned + axis, block < p.count);
+            given[axis] = load_if(positions + to_int64(block) * positioned + axis, block < p.count);
     }
     __device__ void begin(Offset block, const BinParameters& p)
     {
-        bool met = block < p.count;
+        bool hits = block < p.count;
         unrolled_for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
             const Offset position = Offset(given[number]), before = p.block[axis] - 1;
             end[number] = Offset(UnsignedOffset(position) + UnsignedOffset(before));
-            met = met && (sizeof(Offset) == 8 || int(given[number] >> 32) == int(position >> 31)) &&
-                  UnsignedOffset(end[number]) < UnsignedOffset(p.size[axis] + before);
+            hits = hits && (sizeof(Offset) == 8 || int(given[number] >> 32) == int(position >> 31)) &&
+                   UnsignedOffset(end[number]) < UnsignedOffset(p.size[axis] + before);
         }
         unrolled_for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
-            end[number] = met ? end[number] : 0;
+            end[number] = hits ? end[number] : 0;
             at[number] = first(axis, p);
             until[number] = min(end[number], p.size[axis] - 1) >> p.by_side[axis].shift;
         }
-        until[0] = met ? until[0] : -1;
+        until[0] = hits ? until[0] : -1;
     }
     __device__ Offset first(int axis, const BinParameters& p) const
     {
@@ -108,12 +109,12 @@ struct Meetings {
         }
     }
 
-    __device__ bool meets(int corner) const
+    __device__ bool intersects(int corner) const
     {
-        bool met = more();
+        bool hits = more();
         unrolled_for (int axis = positioned - paired; axis < positioned; ++axis)
-            met = met && at[axis] + (corner >> (positioned - 1 - axis) & 1) <= until[axis];
-        return met;
+            hits = hits && at[axis] + (corner >> (positioned - 1 - axis) & 1) <= until[axis];
+        return hits;
     }
 
     __device__ Offset bin(const BinParameters& p) const
@@ -123,65 +124,65 @@ struct Meetings {
             number = number * p.by_extent[axis].divisor + at[axis - fixed];
         return number;
     }
-    __device__ Note note(Offset block, const BinParameters& p) const
+    __device__ Slot slot(Offset block, const BinParameters& p) const
     {
-        Note note = Note(block);
+        Slot slot = Slot(block);
         unrolled_for (int axis = fixed; axis < rank; ++axis)
-            note = (note << p.by_reach[axis].shift) +
-                   Note(end[axis - fixed] - (at[axis - fixed] << p.by_side[axis].shift));
-        return note;
+            slot = (slot << p.by_reach[axis].shift) +
+                   Slot(end[axis - fixed] - (at[axis - fixed] << p.by_side[axis].shift));
+        return slot;
     }
-    // By how much a corner's note is less than the first one's.
-    static __device__ Note less(int corner, const BinParameters& p)
+    // By how much a corner's slot is less than the first one's.
+    static __device__ Slot less(int corner, const BinParameters& p)
     {
-        const Note rows = Note(p.by_side[rank - paired].divisor) << p.by_reach[last].shift;
-        return (corner & 2 ? rows : 0) + (corner & 1 ? Note(p.by_side[last].divisor) : 0);
+        const Slot rows = Slot(p.by_side[rank - paired].divisor) << p.by_reach[last].shift;
+        return (corner & 2 ? rows : 0) + (corner & 1 ? Slot(p.by_side[last].divisor) : 0);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    bins_note(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
+    bins_fill(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
 {
     const Offset threads = Offset(gridDim.x) * THREADS, first = grid_index();
     const Offset row = p.by_extent[last].divisor; // of tiles
-    Meetings met[at_once];
+    Intersections tiles[at_once];
     unrolled_for (int number = 0; number < at_once; ++number)
-        met[number].load(positions, first + number * threads, p);
+        tiles[number].load(positions, first + number * threads, p);
     unrolled_for (int number = 0; number < at_once; ++number)
-        met[number].begin(first + number * threads, p);
+        tiles[number].begin(first + number * threads, p);
     bool more;
     do {
-        Offset place[at_once][corners]; // of a note
+        Offset place[at_once][corners]; // of a slot
         unrolled_for (int number = 0; number < at_once; ++number) {
-            Bin* bin = bins_of(scratch) + lengthened(met[number].bin(p));
+            Bin* bin = bins_of(scratch) + to_int64(tiles[number].bin(p));
             unrolled_for (int corner = 0; corner < corners; ++corner) {
-                bin += corner == 2 ? lengthened(row) : 0;
-                keep(bin);
-                place[number][corner] = count_if(&bin[corner & 1].count, met[number].meets(corner));
+                bin += corner == 2 ? to_int64(row) : 0;
+                opaque(bin);
+                place[number][corner] = count_if(&bin[corner & 1].count, tiles[number].intersects(corner));
             }
         }
         more = false;
         unrolled_for (int number = 0; number < at_once; ++number) {
-            const Note note = met[number].note(first + number * threads, p);
-            Note* notes = reinterpret_cast<Note*>(scratch + lengthened(notes_at(met[number].bin(p), p)));
+            const Slot slot = tiles[number].slot(first + number * threads, p);
+            Slot* of_tile = reinterpret_cast<Slot*>(scratch + to_int64(slots_at(tiles[number].bin(p), p)));
             unrolled_for (int corner = 0; corner < corners; ++corner) {
-                notes += corner == 2 ? lengthened(row * noted) : 0;
-                keep(notes);
-                Note* to = notes + lengthened(place[number][corner]);
-                keep(to);
-                if (within(place[number][corner], noted))
-                    to[corner & 1 ? noted : 0] = note - Meetings::less(corner, p);
+                of_tile += corner == 2 ? to_int64(row * slots) : 0;
+                opaque(of_tile);
+                Slot* to = of_tile + to_int64(place[number][corner]);
+                opaque(to);
+                if (within(place[number][corner], slots))
+                    to[corner & 1 ? slots : 0] = slot - Intersections::less(corner, p);
             }
-            bool crowds = false; // a tile, as the first block that it has no room for
+            bool overflows = false; // a tile, which has no slot for the block, its first such
             unrolled_for (int corner = 0; corner < corners; ++corner)
-                crowds = crowds || place[number][corner] == noted;
-            if (crowds)
+                overflows = overflows || place[number][corner] == slots;
+            if (overflows)
                 unrolled_for (int corner = 0; corner < corners; ++corner)
-                    if (place[number][corner] == noted)
-                        scratch[crowded_tiles(p) + add_to_counter(&bins_of(scratch)[p.bins].end, 1)] =
-                            met[number].bin(p) + (corner & 2 ? row : 0) + (corner & 1);
-            met[number].next(p);
-            more = more || met[number].more();
+                    if (place[number][corner] == slots)
+                        scratch[overflowing_tiles(p) + add_to_counter(&bins_of(scratch)[p.bins].end, 1)] =
+                            tiles[number].bin(p) + (corner & 2 ? row : 0) + (corner & 1);
+            tiles[number].next(p);
+            more = more || tiles[number].more();
         }
     } while (more);
 }
@@ -193,11 +194,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ Offset of_warp[warps], begin;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Bin* const bins = bins_of(scratch);
-    const Offset crowds = bins[p.bins].end;
-    for (Offset first = Offset(blockIdx.x) * THREADS; first < crowds; first += Offset(gridDim.x) * THREADS) {
+    const Offset lists = bins[p.bins].end;
+    for (Offset first = Offset(blockIdx.x) * THREADS; first < lists; first += Offset(gridDim.x) * THREADS) {
         const Offset number = first + threadIdx.x;
-        Bin* const bin = bins + (number < crowds ? scratch[crowded_tiles(p) + number] : 0);
-        const Offset count = number < crowds ? bin->count : 0; // of its list
+        Bin* const bin = bins + (number < lists ? scratch[overflowing_tiles(p) + number] : 0);
+        const Offset count = number < lists ? bin->count : 0; // of its list
         Offset until = count; // the end of this tile's part among those of the thread block
         unrolled_for (int step = 1; step < 32; step *= 2) {
             const Offset before = __shfl_up_sync(~0u, until, step);
@@ -226,14 +227,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!bins[p.bins].end)
         return;
     for (Offset block = grid_index(); block < p.count; block += Offset(gridDim.x) * THREADS) {
-        Meetings met;
-        met.load(positions, block, p);
-        for (met.begin(block, p); met.more(); met.next(p))
+        Intersections tiles;
+        tiles.load(positions, block, p);
+        for (tiles.begin(block, p); tiles.more(); tiles.next(p))
             unrolled_for (int corner = 0; corner < corners; ++corner)
-                if (met.meets(corner)) {
+                if (tiles.intersects(corner)) {
                     const Offset row = corner & 2 ? p.by_extent[last].divisor : 0;
-                    Bin& bin = bins[met.bin(p) + row + (corner & 1)];
-                    if (bin.count > noted)
+                    Bin& bin = bins[tiles.bin(p) + row + (corner & 1)];
+                    if (bin.count > slots)
                         scratch[lists_at(false, p) + add_to_counter(&bin.end, 1)] = block;
                 }
     }
@@ -250,15 +251,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     constexpr int warps = THREADS / 32;
     const int thread = threadIdx.x;
     const Bin* const bins = bins_of(scratch);
-    const Offset* const crowded = scratch + crowded_tiles(p);
-    const Offset crowds = bins[p.bins].end;
-    for (Offset number = Offset(blockIdx.x) * warps + thread / 32; number < crowds;
+    const Offset* const overflowing = scratch + overflowing_tiles(p);
+    const Offset lists = bins[p.bins].end;
+    for (Offset number = Offset(blockIdx.x) * warps + thread / 32; number < lists;
          number += Offset(gridDim.x) * warps) {
-        const Bin bin = bins[crowded[number]];
+        const Bin bin = bins[overflowing[number]];
         const Offset* const blocks = scratch + lists_at(false, p) + (bin.end - bin.count);
         Offset* const ordered = scratch + lists_at(true, p) + (bin.end - bin.count);
         constexpr int of_lane = 4; // blocks at a time
-        for (Offset first = thread % 32; bin.count <= crowd && first < bin.count; first += 32 * of_lane) {
+        for (Offset first = thread % 32; bin.count <= most_compared && first < bin.count;
+             first += 32 * of_lane) {
             Offset own[of_lane], place[of_lane] = {};
             unrolled_for (int number = 0; number < of_lane; ++number)
                 own[number] = load_if(blocks + first + number * 32, first + number * 32 < bin.count);
@@ -273,9 +275,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     ordered[place[number]] = own[number];
         }
     }
-    for (Offset number = blockIdx.x; number < crowds; number += gridDim.x) {
-        const Bin bin = bins[crowded[number]];
-        if (bin.count <= crowd)
+    for (Offset number = blockIdx.x; number < lists; number += gridDim.x) {
+        const Bin bin = bins[overflowing[number]];
+        if (bin.count <= most_compared)
             continue;
         const Offset* const blocks = scratch + lists_at(false, p) + (bin.end - bin.count);
         Offset* ordered = scratch + lists_at(true, p) + (bin.end - bin.count);

@@ -60,17 +60,17 @@ template <int planes> struct Place {
     __device__ void point_at(const Scalar* (&plane_columns)[planes], const Scalar* columns,
                              const Parameters& p) const
     {
-        columns += lengthened(batch) * p.columns_batch + lengthened(channel) * p.columns_channel;
+        columns += to_int64(batch) * p.columns_batch + to_int64(channel) * p.columns_channel;
         unrolled_for (int plane = 0; plane < planes; ++plane) {
             plane_columns[plane] = columns;
-            keep(plane_columns[plane]);
+            opaque(plane_columns[plane]);
             columns += plane + 1 < p.channels - channel ? p.columns_channel : 0;
         }
     }
 
     __device__ Result* first_plane(Result* image, const Parameters& p) const
     {
-        return image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel;
+        return image + to_int64(batch) * p.image_batch + to_int64(channel) * p.image_channel;
     }
 };
 

@@ -157,7 +157,7 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
             unrolled_for (int i = 0; i < words; ++i) {
                 const unsigned number = unsigned(lane * words + i);
                 const Result* const address =
-                    own.first + (lengthened(k) * p.image_channel + i * word * p.pixel_stride[last]);
+                    own.first + (to_int64(k) * p.image_channel + i * word * p.pixel_stride[last]);
                 reinterpret_cast<Stored*>(tile.pixels[k])[number + skipped * (number / 32)] =
                     word_of<word>(sums[k] + i * word, address, k < own.planes & within_run(own, i * word));
             }

@@ -84,7 +84,7 @@ __device__ void fill(Tile& tile, const Scalar* taps, Offset first_tap, Offset fi
                      const Parameters& p)
 {
     int place = int(threadIdx.x) / LANES;
-    keep_here(place); // what the turns make of it would take registers all the time
+    opaque_here(place); // what the turns make of it would take registers all the time
     const int in_piece = int(threadIdx.x) % LANES * vector;
     const Offset block = first_block + place, tap = first_tap + in_piece;
     const Scalar* from = taps + (block * p.block_stride[last] + tap);

@@ -350,7 +350,7 @@ template <typename Element> inline __device__ Element load_own_if(const Element*
 }
 
 // Keeps the compiler from recomputing an address, which must be in global memory, for each use.
-template <typename Element> inline __device__ void keep(Element*& address)
+template <typename Element> inline __device__ void opaque(Element*& address)
 {
 #ifndef HOSTCUDA
     const void* any = address; // NVRTC fails on the question below where it is of Booleans
@@ -361,7 +361,7 @@ template <typename Element> inline __device__ void keep(Element*& address)
 }
 
 // The same for a number, which may be part of an address.
-template <typename Number> inline __device__ void keep(Number& number)
+template <typename Number> inline __device__ void opaque(Number& number)
 {
 #ifndef HOSTCUDA
     if constexpr (sizeof(Number) == 8)
@@ -373,7 +373,7 @@ template <typename Number> inline __device__ void keep(Number& number)
 
 // Keeps the compiler from computing what depends on a number any earlier: that would take registers from
 // there on or, for a step between addresses, more instructions than a conversion to 64 bits beside its use.
-template <typename Number> inline __device__ void keep_here(Number& number)
+template <typename Number> inline __device__ void opaque_here(Number& number)
 {
 #ifndef HOSTCUDA
     if constexpr (sizeof(Number) == 8)
@@ -383,12 +383,12 @@ template <typename Number> inline __device__ void keep_here(Number& number)
 #endif
 }
 
-// `keep` for an address in shared memory.
-template <typename Element> inline __device__ void keep_shared(Element*& address)
+// `opaque` for an address in shared memory.
+template <typename Element> inline __device__ void opaque_shared(Element*& address)
 {
 #ifndef HOSTCUDA
     unsigned in_shared = unsigned(__cvta_generic_to_shared(address));
-    keep(in_shared);
+    opaque(in_shared);
     address = static_cast<Element*>(__cvta_shared_to_generic(in_shared));
 #endif
 }
@@ -441,7 +441,7 @@ inline __device__ Offset grid_index()
 }
 
 // A nonnegative number in 64 bits: its products need not consider a sign.
-inline __device__ long long lengthened(Offset number)
+inline __device__ long long to_int64(Offset number)
 {
     return static_cast<long long>(UnsignedOffset(number));
 }

@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     }
     const Offset plane = p.planes.split(rest), batch = rest;
     const Scalar* from = image + batch * p.image_batch_step + plane * p.image_plane_step + image_offset;
-    keep(from);
+    opaque(from);
 
     Line lines[rows];
     unrolled_for (int number = 0; number < rows; ++number) {

@@ -133,8 +133,8 @@ inline __device__ void unfold_planes(const Block& block, const Scalar* image, Sc
     unrolled_for (int plane = 0; plane < planes; ++plane) {
         images[plane] = image + plane * p.image_plane_step;
         columns_of[plane] = columns + plane * p.columns_plane_step;
-        keep(images[plane]);
-        keep(columns_of[plane]);
+        opaque(images[plane]);
+        opaque(columns_of[plane]);
     }
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
         const Chunk chunk = chunk_of(block, number, window, p);

@@ -33,7 +33,7 @@ template <bool whole> inline __device__ void store_run(Scalar* to, const Scalar 
     const int begin = int(threadIdx.x) - elements_past<sector>(to); // past a sector's begin
     const Scalar* const from = elements + begin;
     to += begin;
-    keep(to);
+    opaque(to);
     unrolled_for (int i = 0; i <= blocks; ++i) {
         const bool exists = i == 0 ? begin >= 0 : i < blocks || begin < 0;
         if (whole ? exists : unsigned(begin + i * THREADS) < unsigned(count))
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident)
             offset += pixel[i][axis] * p.pixel_step[axis];
         }
         from[i] = image + offset;
-        keep(from[i]);
+        opaque(from[i]);
     }
 
     const Offset width = p.kernel[last_axis].divisor;

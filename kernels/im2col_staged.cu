@@ -237,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
                 from[k] =
                     staged[pieces > 1 ? turn : 0].pixels + skew(int(block + k - begin) * step + in_piece);
             Scalar* to = columns + (offset + block);
-            keep(to);
+            opaque(to);
             const Weight weight = weights[windowed ? slot : 0];
             if (share_begin >= 0 && share_begin + share <= p.plane_blocks)
                 store_share<true>(to, from, block, row_begin, row_step, tap, weight, p);

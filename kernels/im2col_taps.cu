@@ -81,7 +81,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         Scalar line[loads * at_once];
         const Offset first = pixel[last_axis] - pixels_before;
         from -= pixels_before * p.pixel_step[last_axis];
-        keep(from);
+        opaque(from);
         unrolled_for (int i = 0; i < loads; ++i) {
             Scalar loaded[at_once];
             load_wide_if(loaded, from + i * at_once * p.pixel_step[last_axis],
@@ -94,7 +94,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
                 elements[i][k] = line[pixels_before + i * line_stride + k];
     } else {
         const Offset stride = p.stride[last_axis], image_step = stride * p.pixel_step[last_axis];
-        keep(from);
+        opaque(from);
         unrolled_for (int i = 0; i < blocks; ++i) {
             const bool exists = within(pixel[last_axis] + i * stride, size);
             load_wide_if(elements[i], from + i * image_step, exists);
@@ -102,7 +102,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
                 elements[i][0] = weigh_element(elements[i][0], exists ? weight : Weight(0));
         }
     }
-    keep(to);
+    opaque(to);
     unrolled_for (int i = 0; i < blocks; ++i) {
         if (i < remaining)
             store_wide(to + i * p.block_step[last_axis], elements[i]);

@@ -117,9 +117,9 @@ inline __device__ void pack_pieces(unsigned char* tile, const typename Layout::L
                                    unsigned begin, unsigned end)
 {
     unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
-    keep_shared(to);
+    opaque_shared(to);
     unsigned shift = begin % 4 * 8;
-    keep(shift);
+    opaque(shift);
     if (__all_sync(all_lanes, end - begin == 4 * Layout::words))
         pack_whole_piece<Layout>(to, lines, shift);
     else
@@ -136,7 +136,7 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
     const unsigned first = (begin + stored_bytes - 1) / stored_bytes, whole = end / stored_bytes; // words
     const unsigned char* from = tile + lane * stored_bytes;
     Scalar* to = run - begin / element_bytes + lane * (stored_bytes / element_bytes);
-    keep(to);
+    opaque(to);
     unrolled_for (int i = 0; i < rounds; ++i) {
         if ((i > 0 || lane >= first) && lane + i * warp_size < whole)
             store_word<stored_bytes>(
@@ -177,7 +177,7 @@ template <typename Layout> struct WholeRun {
     {
         const unsigned lane = threadIdx.x % warp_size;
         Scalar* to = run + lane * (stored_bytes / element_bytes);
-        keep(to);
+        opaque(to);
         unrolled_for (int i = 0; i < words; ++i) {
             const unsigned word = lane + i * warp_size;
             if (word < pieces * words)

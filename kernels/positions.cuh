@@ -39,7 +39,7 @@ struct Parameters {
 };
 
 // Whether a block at a position intersects pixels [begin, end), without a sum that could overflow.
-inline __device__ bool meets(long long position, Offset block, Offset begin, Offset end)
+inline __device__ bool intersects(long long position, Offset block, Offset begin, Offset end)
 {
     return position < end && position > (long long)(begin)-block;
 }
@@ -93,7 +93,7 @@ template <typename Real> constexpr bool has_negative_zero<Complex<Real>> = true;
 
 // A term or, if it does not exist and is zero so far, -0.0, which changes no sum. For a choice between two
 // sums the compiler would branch, and wait for each load before the next.
-template <typename Number> inline __device__ Number or_nothing(Number term, bool exists)
+template <typename Number> inline __device__ Number masked(Number term, bool exists)
 {
     using Bits = Word<sizeof(Number)>;
     if constexpr (has_negative_zero<Number>)
@@ -102,15 +102,15 @@ template <typename Number> inline __device__ Number or_nothing(Number term, bool
     else
         return term;
 }
-template <typename Real> inline __device__ Complex<Real> or_nothing(Complex<Real> term, bool exists)
+template <typename Real> inline __device__ Complex<Real> masked(Complex<Real> term, bool exists)
 {
-    return {or_nothing(term.real, exists), or_nothing(term.imaginary, exists)};
+    return {masked(term.real, exists), masked(term.imaginary, exists)};
 }
 
 // An element that changes no sum, even after it was multiplied by a weight of zero.
-template <typename Element> inline __device__ Element nothing(Element)
+template <typename Element> inline __device__ Element additive_identity(Element)
 {
-    return or_nothing(Element{}, false);
+    return masked(Element{}, false);
 }
 
 // An element as a term of a sum, if it exists. Integers that become floats have no negative zero for missing
@@ -119,5 +119,5 @@ template <typename Element>
 inline __device__ Accumulator term_of(Element element, const TapWeight& weight, bool exists)
 {
     const Accumulator term = weigh(widen(element), weight.value());
-    return has_negative_zero<Element> ? term : or_nothing(term, exists);
+    return has_negative_zero<Element> ? term : masked(term, exists);
 }

@@ -58,10 +58,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     unrolled_for (int axis = fixed; axis < rank; ++axis)
         first[axis] = first_pixel(positions[(long long)(block)*positioned + (axis - fixed)], axis, p);
 
-    const Scalar* own_image =
-        image + (lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel);
-    Scalar* own_blocks = blocks + (lengthened(block) * p.block_step + lengthened(batch) * p.blocks_batch +
-                                   lengthened(channel) * p.blocks_channel);
+    const Scalar* own_image = image + (to_int64(batch) * p.image_batch + to_int64(channel) * p.image_channel);
+    Scalar* own_blocks = blocks + (to_int64(block) * p.block_step + to_int64(batch) * p.blocks_batch +
+                                   to_int64(channel) * p.blocks_channel);
     bool inside = true;
     Offset pixels = 0, taps = tap[along] * p.tap_stride[along];
     unrolled_for (int axis = 0; axis < rank; ++axis) {
@@ -93,17 +92,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         }
         if constexpr (!nearest) {
             own_image += step * p.pixel_stride[along];
-            keep(own_image);
+            opaque(own_image);
         }
     }
     unrolled_for (int number = 0; number < elements; ++number) {
         Scalar* target = own_blocks;
         unrolled_for (int plane = 0; plane < planes; ++plane, target += p.blocks_channel) {
-            keep(target);
+            opaque(target);
             if (tap[along] + number * step < p.block[along] && exists(plane))
                 *target = weigh_element(taken[number][plane], weights[number].value());
         }
         own_blocks += step * p.tap_stride[along];
-        keep(own_blocks);
+        opaque(own_blocks);
     }
 }

@@ -472,19 +472,19 @@ POSITIONS_CASES = (
 )
 
 POSITIONS_CASES_OF_KERNELS = (
-    # Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed.
+    # Tiles of several rows, along one axis and several, some with more blocks than slots.
     PositionsCase("spread", (90, 300), (7, 5), 400, lead=(3,)),
-    PositionsCase("spread-and-crowded", (90, 300), (7, 5), 1300, lead=(3,), reach=(30, 30)),
+    PositionsCase("spread-and-overflowing", (90, 300), (7, 5), 1300, lead=(3,), reach=(30, 30)),
     PositionsCase("long-row", (30_000,), (9,), 900),
-    PositionsCase("long-row-and-crowded", (30_000,), (9,), 1300, reach=(30,)),
+    PositionsCase("long-row-and-overflowing", (30_000,), (9,), 1300, reach=(30,)),
     PositionsCase("large-volume", (4, 70, 100), (2, 5, 3), 500),
-    PositionsCase("large-volume-and-crowded", (4, 70, 100), (2, 5, 3), 1300, reach=(4, 30, 30)),
+    PositionsCase("large-volume-and-overflowing", (4, 70, 100), (2, 5, 3), 1300, reach=(4, 30, 30)),
     PositionsCase("three-leading-and-tiles", (50, 200), (3, 4), 300, lead=(2, 3, 5)),
     PositionsCase("strips", (40, 4000), (40, 3), 700),
     # Their number is beyond what is compared with each other, and beyond what is marked at a time.
     PositionsCase("everything-in-a-few-tiles", (6, 8), (3, 4), 3000, reach=(3, 4)),
     PositionsCase("more-blocks-than-marks", (90,), (7,), 40_000, reach=(60,)),
-    PositionsCase("a-crowd-among-others", (70, 300), (5, 7), 6000, reach=(70, 30)),
+    PositionsCase("one-overflowing-among-others", (70, 300), (5, 7), 6000, reach=(70, 30)),
 )
 
 

@@ -145,7 +145,7 @@ def on(request, monkeypatch):
 
     from gpufold.torch import executing, guards
 
-    guards.seen_of.cache_clear()
+    guards.guard_cache_of.cache_clear()
     if request.param == "cpu":
         yield request.param
         return

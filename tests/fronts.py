@@ -249,6 +249,6 @@ def passing_for_gpu(patch):
     patch.setattr(executing, "on_device", fake_cupy.Device)
     patch.setattr(executing, "_stream_of", lambda tensor: (DEVICE, HANDLE))
     patch.setattr(executing, "address_of", lambda tensor: lend(tensor).data_ptr())
-    with launched_on_fake_cupy(patch, guards.seen_of) as launches:
+    with launched_on_fake_cupy(patch, guards.guard_cache_of) as launches:
         yield launches
     _kept.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cases import KERNEL_MODES
 from executors import ONE_THREAD
 
-from gpufold.calls import PLAIN, REDUCTIONS, Call, Fusion
+from gpufold.calls import PLAIN, REDUCTIONS, Call, FusedOps
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     Axis,
@@ -41,7 +41,7 @@ def random_problem(rng):
     device, deterministic = rng.choice(DEVICES), rng.random() < 0.6
     call = Call(operation, geometry, dtype, _fusion(rng, operation, dtype, geometry), deterministic=deterministic)
     if operation in ("add_blocks", "col2im", "blocks_to_array") and rng.random() < 0.3:
-        call = call._replace(source=rng.choice([narrow for narrow, wide in WIDER.items() if dtype in wide] or [""]))
+        call = call._replace(data_dtype=rng.choice([narrow for narrow, wide in WIDER.items() if dtype in wide] or [""]))
     return Problem(call, input, output, device)
 
 
@@ -49,18 +49,18 @@ def _fusion(rng, operation, dtype, geometry):
     if isinstance(geometry, SpaceGeometry) or (operation not in ("add_blocks", "average") and rng.random() < 0.4):
         return PLAIN
     if operation == "average":
-        return Fusion(window="full")
+        return FusedOps(window="full")
     averaged = ELEMENT_TYPES[dtype].weight != ""
     window = rng.choice(WINDOWS) if averaged else "none"
     if window == "full" and len(geometry.block_shape) == 1:  # which counts as separable
         window = "separable"
     if operation in ("im2col", "array_to_blocks"):
-        return Fusion("sum", window)
+        return FusedOps("sum", window)
     if operation == "add_blocks":
-        return Fusion("sum", window, accumulate=True)
+        return FusedOps("sum", window, accumulate=True)
     if operation == "take_blocks":
-        return Fusion("sum", window, mode=rng.choice(KERNEL_MODES))
-    return Fusion(rng.choice(REDUCTIONS) if averaged else "sum", window, rng.random() < 0.4)
+        return FusedOps("sum", window, mode=rng.choice(KERNEL_MODES))
+    return FusedOps(rng.choice(REDUCTIONS) if averaged else "sum", window, rng.random() < 0.4)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -610,7 +610,7 @@ PART_OF_A_CALL = {"bins.cu", "average_elementwise.cu"}
 def test_auto_takes_every_kernel_for_a_problem():
     """One that it takes for none would go."""
     problems = select([], quick=False, gpu=True)
-    taken = {plan_of(problem, "auto", dtype).source for problem in problems for dtype in problem.dtypes}
+    taken = {plan_of(problem, "auto", dtype).file for problem in problems for dtype in problem.dtypes}
     assert taken | COMPARED | PART_OF_A_CALL == {path.name for path in KERNELS.glob("*.cu")}
 
 

@@ -105,7 +105,7 @@ def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monk
     out = values(size, np.float32, 1)
     want = gpufold.add_blocks_(out.copy(), blocks, positions)
     plan, arrays = run(Call("add_blocks", out, (blocks, positions)), "binned")
-    assert (dict(plan.defines)["OFFSET"], dict(plan.defines)["NOTE"]) == ("int", note)
+    assert (dict(plan.defines)["OFFSET"], dict(plan.defines)["SLOT"]) == ("int", note)
     assert_same_bits(arrays.result, want)
 
 

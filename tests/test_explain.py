@@ -39,7 +39,7 @@ def test_every_variant_is_taken_or_has_its_reason(operation):
     result = getattr(gpufold, operation)(**call)
     arrays = sum(each.nbytes for each in call.values() if isinstance(each, np.ndarray))
     assert result.nbytes < why.plan.bytes_moved <= result.nbytes + arrays
-    for word in (operation, why.plan.variant, why.plan.source, f"{why.plan.bytes_moved:,} bytes"):
+    for word in (operation, why.plan.variant, why.plan.file, f"{why.plan.bytes_moved:,} bytes"):
         assert word in str(why)
 
 

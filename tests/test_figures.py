@@ -21,7 +21,7 @@ from test_kernels import SOURCES, plans
 
 from bench import hostcuda
 from bench.problems import AT_POSITIONS, itemsize_of, plan_of, select
-from gpufold.calls import PLAIN, Call, Fusion
+from gpufold.calls import PLAIN, Call, FusedOps
 from gpufold.geometry import add_blocks_geometry, take_blocks_geometry
 from gpufold.given import WINDOWS
 from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_specialisation_compiles_for_every_architecture(source, architecture):
-    for defines in {plan.defines for plan in plans() if plan.source == source}:
+    for defines in {plan.defines for plan in plans() if plan.file == source}:
         assert hostcuda.cubin.compile(source, defines, architecture), defines
 
 
@@ -47,7 +47,7 @@ def test_every_kernel_compiles_for_every_dtype(source):
     """
     of_dtype, drawn = defaultdict(list), random.Random(source)
     for plan in plans():
-        if plan.source == source:
+        if plan.file == source:
             of_dtype[dict(plan.defines)["SCALAR"]].append(plan.defines)
     scalars = [scalar for scalar in of_dtype for _ in range(8 if scalar == "Boolean" else 1)]
     architectures = drawn.sample(hostcuda.cubin.ARCHITECTURES, len(hostcuda.cubin.ARCHITECTURES))
@@ -60,7 +60,7 @@ def test_every_kernel_compiles_for_every_dtype(source):
 def launch_bounds(plan):
     """Return the threads of a block that a plan's kernel is compiled for, and the blocks of a multiprocessor."""
     options = ["-std=c++17", f"-I{KERNELS}", "-arch=compute_75"]
-    text = hostcuda.cubin.compile_text(program(plan.source, plan.symbol, plan.defines), options).decode()
+    text = hostcuda.cubin.compile_text(program(plan.file, plan.symbol, plan.defines), options).decode()
     text = text[re.search(rf"\.entry {plan.symbol}\(", text).start() :].partition("{")[0]
     threads, blocks = (re.search(rf"\.{name} (\d+)", text) for name in ("maxntid", "minnctapersm"))
     return int(threads[1]), int(blocks[1] if blocks else 1)
@@ -126,7 +126,7 @@ def added(size, lead, block, count, dtype, window, variant, weight_out=False):
     """Plan an addition of so many blocks."""
     geometry = add_blocks_geometry((*lead, *size), (count, *lead, *block), (count, len(size)))
     operands = map(Operand.contiguous, (geometry.blocks_shape, geometry.array_shape))
-    call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True, weight_out=weight_out), variant)
+    call = Call("add_blocks", geometry, dtype, FusedOps("sum", window, accumulate=True, weight_out=weight_out), variant)
     return choose(call, *operands, weight_out=Operand.contiguous(geometry.size) if weight_out else None)
 
 
@@ -160,7 +160,7 @@ def test_weights_of_what_is_taken_stay_in_registers(size, dtype, mode, architect
     """A thread has one for each axis of each of its elements: too many for four blocks of threads to be resident."""
     geometry = take_blocks_geometry(size, (600, len(size)), LARGE[size])
     operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
-    call = Call("take_blocks", geometry, dtype, Fusion("sum", "separable", mode=mode), "per_element")
+    call = Call("take_blocks", geometry, dtype, FusedOps("sum", "separable", mode=mode), "per_element")
     assert hostcuda.cubin.resources(choose(call, *operands), architecture).stack_bytes == 0
 
 
@@ -235,7 +235,7 @@ def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
         return counters
 
     plain = moved(PLAIN)
-    fused = moved(Fusion(reduction, kind, accumulate), weights)
+    fused = moved(FusedOps(reduction, kind, accumulate), weights)
     assert bytes(fused.stores) == bytes(plain.stores)
     before = plain.stores.bytes if accumulate else 0
     weights_of_a_tap = {"none": 0, "full": 1, "separable": len(kernel_size)}[window]

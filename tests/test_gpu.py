@@ -69,7 +69,7 @@ EVERY_CALL = (
     *(call for case in POSITIONS_CASES[9:12] for call in calls_of(case, np.float32)),
     Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),)),
 )
-"""With and without weights, and at positions: in crowded tiles, of several tiles and of several planes."""
+"""With and without weights, and at positions: in overflowing tiles, of several tiles and of several planes."""
 TAKEN_BEYOND = calls_of(POSITIONS_CASES[11], np.float32)[1].with_options(mode="edge")
 
 SHORT_CASES = (
@@ -82,7 +82,7 @@ SHORT_CASES = (
     SpaceCase("wide-block", (33, 2, 5), (1, 1, 33), (0, 0, 7), (0, 0, 3)),
     SpaceCase("channels-last", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
     BlocksCase("dense", (2, 12, 40), (5, 6), (1, 1)),
-    *(POSITIONS_CASES[number] for number in (3, 9, 11, 14)),  # far outside, crowded, of planes and leading axes
+    *(POSITIONS_CASES[number] for number in (3, 9, 11, 14)),  # far outside, overflowing, of planes and leading axes
     Case("many-planes", (30, 31), (3, 3), channels=64),
     Case("many-planes-of-words", (32, 40), (4, 4), 4, channels=64),
 )
@@ -178,7 +178,7 @@ def launches():
     """The calls that launch a function, each with a variant and the device to plan it for, by the function's name.
 
     The first one of each variant, in the dtype that is the cheapest to compile, and of those that list blocks another
-    one with crowded tiles.
+    one with overflowing tiles.
     """
     found = {name: {} for name in FUNCTIONS}
     calls = [
@@ -188,9 +188,9 @@ def launches():
         for variant in gpufold.variants(call.operation):
             with suppress(gpufold.Unsupported):
                 for plan in plans_of(call, variant, arrays_of(call), device):
-                    crowded = bool(plan.prologue) and len(call.read) > 1000
+                    overflowing = bool(plan.prologue) and len(call.read) > 1000
                     for symbol in symbols_of(plan):
-                        found[symbol].setdefault((variant, crowded), (call, variant, device))
+                        found[symbol].setdefault((variant, overflowing), (call, variant, device))
     return {name: tuple(calls.values()) for name, calls in found.items()}
 
 

@@ -29,7 +29,7 @@ def sample_plan(symbol, input, output, parameters=bytes(4), threads=256, blocks=
     return Plan(
         operation="sample",
         variant=symbol,
-        source=f"{symbol}.cu",
+        file=f"{symbol}.cu",
         symbol=symbol,
         grid=(-(-output.size // threads) if blocks is None else blocks, 1, 1),
         parameters=parameters,

@@ -60,7 +60,7 @@ def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
         pytest.skip(f"{folder.name} is not in the environment (make test ALL=1 installs it)")
     for plan in rng.sample(plans(), len(plans())):
         options = [*sources.options(), f"-arch=sm_{rng.choice((75, 90, 120))}", "-ftz=true"]
-        asked[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines), options
+        asked[plan.symbol] = sources.program(plan.file, plan.symbol, plan.defines), options
     found = python("-c", OTHER_NVRTC, str(folder), given=json.dumps([*asked.values()]))
     assert tuple(map(int, found.split())) >= least
     assert len(asked) > 20
@@ -72,7 +72,7 @@ def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
         "import gpufold\n"
         "from gpufold.gpu.sources import options, program\n"
         "plan = gpufold.explain('col2im', ((2, 27, 64), 'float32'), (8, 8), (3, 3), pads_begin=1, pads_end=1).plan\n"
-        "print(program(plan.source, plan.symbol, plan.defines), options())"
+        "print(program(plan.file, plan.symbol, plan.defines), options())"
     )
     assert len({python("-c", show, PYTHONHASHSEED=seed) for seed in "12"}) == 1
 
@@ -93,11 +93,11 @@ def test_cupy_compiles_a_kernel_and_its_errors_name_the_file_and_line(kernels, m
 
     monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
     plan = gpufold.explain("batch_to_space", ((4, 9), "float32"), (1, 4)).plan
-    source = (kernels / plan.source).read_text()
+    source = (kernels / plan.file).read_text()
     line = source.count("\n") + 2
-    for added, message in (("", None), ("\nthis is wrong\n", rf"kernels/{plan.source}\({line}\): error")):
-        (kernels / plan.source).write_text(source + added)
-        code = sources.program(plan.source, plan.symbol, plan.defines)
+    for added, message in (("", None), ("\nthis is wrong\n", rf"kernels/{plan.file}\({line}\): error")):
+        (kernels / plan.file).write_text(source + added)
+        code = sources.program(plan.file, plan.symbol, plan.defines)
         with pytest.raises(compiler.CompileException, match=message) if message else nullcontext():
             compiler.compile_using_nvrtc(code, sources.options(), cache_in_memory=True)
 

@@ -31,7 +31,8 @@ from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_ro
 
 import gpufold
 from gpufold.calls import MODES
-from gpufold.cpu import indexed, placing, runs, tiles
+from gpufold.cpu import indexed, runs, tiles
+from gpufold.cpu import positions as on_positions
 
 SLIDING = ("strides", "dilations", "pads_begin", "pads_end")
 
@@ -47,8 +48,8 @@ def every_way(request, way, monkeypatch):
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 300)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 3000)
     if chosen != "chosen":
-        monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
-        monkeypatch.setattr(placing, "LARGE_BLOCK", 1)
+        monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
+        monkeypatch.setattr(on_positions, "LARGE_BLOCK", 1)
 
 
 def through_columns(module, call, array, shape, block, **options):
@@ -309,10 +310,12 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
 @pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
 def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch):
     """Each of many tiles once looked at all of the positions."""
-    seen, add_to_tile = [], placing._add_to_tile
-    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: small)
+    seen, add_to_tile = [], on_positions._add_to_tile
+    monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: small)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
-    monkeypatch.setattr(placing, "_add_to_tile", lambda *given: seen.append(len(given[-1][0])) or add_to_tile(*given))
+    monkeypatch.setattr(
+        on_positions, "_add_to_tile", lambda *given: seen.append(len(given[-1][0])) or add_to_tile(*given)
+    )
     rng = np.random.default_rng(0)
     out, blocks = values((*lead, 80, 70), np.float16), values((400, *lead, 2, 3), np.float16, 1)
     positions = rng.integers(-2, 82, (400, 2)).clip(None, (81, 71))
@@ -357,7 +360,7 @@ def test_few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_arra
 def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
     """Blocks of one column each were once taken for small, however many planes they have."""
     out, blocks = np.zeros((20_000, 8, 3), np.float32), np.ones((100, 20_000, 4, 1), np.float32)
-    monkeypatch.delattr(placing, "_scatter")
+    monkeypatch.delattr(on_positions, "_scatter")
     gpufold.add_blocks_(out, blocks, [(1, 1)] * 100)
     assert (out[:, 1:5, 1] == 100).all()
     assert (gpufold.take_blocks(out, [(1, 1)] * 100, (4, 1)) == 100).all()
@@ -366,7 +369,7 @@ def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
     """They were taken one by one, where none fits into the array."""
-    monkeypatch.delattr(placing, "_take_one_by_one")
+    monkeypatch.delattr(on_positions, "_take_one_by_one")
     array, positions = values((2, 2, 5), np.float32), np.random.default_rng(0).integers(-4, 6, (3000, 2))
     got = gpufold.take_blocks(array, positions, (3, 2), mode=mode)
     assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))

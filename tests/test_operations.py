@@ -55,7 +55,7 @@ def test_planes_of_large_problems_are_what_each_is_alone_by_cells(case, dtype, i
         window = np.where(np.arange(rows) % 3 == 1, np.inf, -1).reshape(case.kernel_size).astype(np.float32)
         columns = np.abs(columns).astype(dtype) + dtype(1)
     got = fold(case, columns, window=window)
-    monkeypatch.setattr(folding, "fold_ways", lambda columns, *_: [(columns.size, fold_cells)])
+    monkeypatch.setattr(folding, "fold_algorithms", lambda columns, *_: [(columns.size, fold_cells)])
     for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
         part = columns[batch : batch + 1, channel * rows : (channel + 1) * rows]
         assert_same_bits(got[batch, channel], fold(replace(case, batch=1, channels=1), part, window=window)[0, 0], case)

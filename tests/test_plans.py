@@ -19,7 +19,7 @@ from executors import block_by_block
 from random_calls import random_problem
 
 from bench import hostcuda
-from gpufold.calls import Call, Fusion, Unsupported
+from gpufold.calls import Call, FusedOps, Unsupported
 from gpufold.geometry import (
     add_blocks_geometry,
     array_to_blocks_geometry,
@@ -50,7 +50,7 @@ def contiguous(shape, steps=None, alignment=256):
 def col2im(size, kernel, variant="auto", dtype="float32", batch=1, channels=1, steps=None, image=None, **arguments):
     """Plan a call on contiguous arrays; `steps` are other strides of the columns, `image` of the image."""
     deterministic, every = arguments.pop("deterministic", True), arguments.pop("all_of_them", False)
-    fusion = Fusion(window=arguments.pop("window", "none"))
+    fusion = FusedOps(window=arguments.pop("window", "none"))
     case = Case("planned", size, kernel, **arguments, batch=batch, channels=channels)
     geometry = col2im_geometry(case.columns_shape, size, kernel, **case.arguments)
     call = Call("col2im", geometry, dtype, fusion, variant, deterministic)
@@ -65,7 +65,7 @@ def im2col(shape, kernel, variant="auto", dtype="float32", steps=None, blocks=No
     if blocks is not None:
         laid = block_by_block(geometry, np.broadcast_to(np.uint8(0), geometry.blocks_shape), blocks)
         columns = Operand(laid.shape, laid.strides)
-    call = Call("im2col", geometry, dtype, fusion=Fusion(window=window), variant=variant)
+    call = Call("im2col", geometry, dtype, fusion=FusedOps(window=window), variant=variant)
     return planned(call, contiguous(shape, steps), columns, every)
 
 
@@ -100,7 +100,7 @@ def placed(shape, block, count, variant="auto", dtype="float32", deterministic=T
     """Plan an addition of so many blocks."""
     lead = shape[: len(shape) - len(block)]
     geometry = add_blocks_geometry(shape, (count, *lead, *block), (count, len(block)))
-    call = Call("add_blocks", geometry, dtype, Fusion(accumulate=True), variant, deterministic)
+    call = Call("add_blocks", geometry, dtype, FusedOps(accumulate=True), variant, deterministic)
     return planned(call, contiguous(geometry.blocks_shape), contiguous(shape), all_of_them)
 
 

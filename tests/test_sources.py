@@ -72,7 +72,7 @@ def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES[::2])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvrtc_warns_of_nothing(source, architecture):
-    drawn = random.Random(f"{source} {architecture}").choice([plan for plan in plans() if plan.source == source])
+    drawn = random.Random(f"{source} {architecture}").choice([plan for plan in plans() if plan.file == source])
     assert hostcuda.cubin.warnings(source, drawn.defines, architecture) == "", drawn
 
 
@@ -98,6 +98,6 @@ def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
             arrays = Operand.contiguous(call.data.shape), Operand.contiguous(described.result_shape)
             plan = choose(described, *arrays, H200)
             assert dict(plan.defines)["OFFSET"] == "long long"
-            assert hostcuda.cubin.warnings(plan.source, plan.defines, 90) == ""
+            assert hostcuda.cubin.warnings(plan.file, plan.defines, 90) == ""
             compiled.append(variant)
     assert compiled, "a variant serves it"

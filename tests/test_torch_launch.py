@@ -29,7 +29,7 @@ from test_torch import placed, tensors_of
 import gpufold.torch
 from bench.hostcuda import fake_cupy
 from gpufold.torch import executing
-from gpufold.torch.guards import seen_of
+from gpufold.torch.guards import guard_cache_of
 
 pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
@@ -109,7 +109,7 @@ def test_a_repeated_call_runs_the_plan_of_its_own_alignment(launches, beyond, mo
 
     first = {}
     for number in (beyond, 0):
-        seen_of.cache_clear()
+        guard_cache_of.cache_clear()
         first[number] = launched(number)
     assert (first[beyond] == first[0]) is (beyond == 256)
     for number in (0, 0, beyond, 0, beyond):

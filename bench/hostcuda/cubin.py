@@ -142,11 +142,11 @@ def _compile(source: str, text: str, passed: list[bytes]) -> tuple[bytes, str]:
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
     """Compile a plan's kernel and read its resources."""
-    cubin = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
+    cubin = compile(plan.file, plan.defines, architecture, kernels, symbol=plan.symbol)
     usage = _read(cubin, "cuobjdump", "-res-usage")
     found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
     if not found:
-        raise CompileError(f"{plan.source} has no kernel {plan.symbol}; it has: {usage}")
+        raise CompileError(f"{plan.file} has no kernel {plan.symbol}; it has: {usage}")
     registers, stack_bytes, shared_bytes = map(int, found.groups())
     if shared_bytes and architecture >= 90:
         shared_bytes -= RESERVED_SHARED_BYTES
@@ -161,7 +161,7 @@ def architecture_of(device: Device) -> int:
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
     """Count a plan's instructions by name, including subroutines: each once, however often it runs."""
-    listed = instructions(plan.source, plan.symbol, plan.defines, architecture, flush=flush)
+    listed = instructions(plan.file, plan.symbol, plan.defines, architecture, flush=flush)
     return Counter(line.name for line in listed)
 
 
@@ -187,7 +187,7 @@ def instructions(
 
 def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS) -> bytes:
     """Return a section of a plan's cubin, an ELF file; empty if it has none of that name."""
-    code = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
+    code = compile(plan.file, plan.defines, architecture, kernels, symbol=plan.symbol)
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count, of_names = struct.unpack_from("<3H", code, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]

@@ -50,7 +50,7 @@ def run(plan: Plan, arrays: Arrays, mode: Mode = "plain", seed: int = 0, kernels
     build: Build = "observed" if mode == "shuffled" else mode
     with launches_of(plan, arrays) as launches:
         for step, arguments in launches:
-            kernel = build_kernel(kernels / step.source, step.symbol, step.defines, build)
+            kernel = build_kernel(kernels / step.file, step.symbol, step.defines, build)
             launch = partial(_launch, kernel, step, arguments, build, seed + 1 if mode == "shuffled" else 0)
             if message := _in_a_child(launch) if build == "sanitized" else launch():
                 raise Fault(f"{step.symbol}: {_with_lines(kernel, message)}")

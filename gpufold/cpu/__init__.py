@@ -15,7 +15,7 @@ from functools import lru_cache
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.folding import fold, unfold
-from gpufold.cpu.treatment import MOVE, Weights, treatment_of
+from gpufold.cpu.fused import MOVE, Weights, fused_arithmetic
 from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry, blocks_as_columns
 
 
@@ -23,13 +23,13 @@ def fold_call(call: Call, data: Array, result: Array, weights: Weights = None) -
     """Add the blocks of `data` into `result`, or move batch blocks into space. Every element is written."""
     columns, image, axes = _split(call, data, result)
     moves = isinstance(call.geometry, SpaceGeometry)
-    fold(columns, image, axes, MOVE if moves else treatment_of(call.fusion, weights, columns, axes))
+    fold(columns, image, axes, MOVE if moves else fused_arithmetic(call.fusion, weights, columns, axes))
 
 
 def unfold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:
     """Extract the blocks of `data` into `result`; taps outside are zero. Every element of `result` is written."""
     columns, image, axes = _split(call, result, data)
-    unfold(image, columns, axes, treatment_of(call.fusion, weights, columns, axes).weights)
+    unfold(image, columns, axes, fused_arithmetic(call.fusion, weights, columns, axes).weights)
 
 
 def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple[Axis, ...]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
+from gpufold.geometry.cells import LONG_STRIDE, Segment, groups_of, groups_phases, plan_of, segments_of
 from gpufold.keeping import kept
 
 LONG_CELL = 32
@@ -33,12 +33,12 @@ def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Si
     Phases are stored one by one if they are fewer than the pieces of an axis, or would make short inner loops.
     """
     stores = []
-    by_axis = [list(pieces_of(axis, n)) for axis, n in zip(axes, begin, strict=True)]
+    by_axis = [list(segments_of(axis, n)) for axis, n in zip(axes, begin, strict=True)]
     for number, (axis, n) in enumerate(zip(axes, begin, strict=True)):
         if 1 < axis.stride < (len(by_axis[number]) if number + 1 < len(axes) else LONG_STRIDE):
             phases = [range(start, axis.size, axis.stride) for start in range(min(axis.stride, axis.size))]
             by_axis[number] = [
-                Piece(slice(phase.start, phase.stop, phase.step), (phase.start + n) // axis.stride, len(phase), 1)
+                Segment(slice(phase.start, phase.stop, phase.step), (phase.start + n) // axis.stride, len(phase), 1)
                 for phase in phases
             ]
     for pieces in product(*by_axis):
@@ -59,7 +59,7 @@ def taps_are_closest(strides: Size, axes: tuple[Axis, ...]) -> bool:
     return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
 
 
-class CellPiece(NamedTuple):
+class CellSegment(NamedTuple):
     """A piece of the image as cells, and pairs of indices: of cells, and of the columns that land there.
 
     Cells are (N, C, cells, phases, ...), without phases if the stride is 1; columns are (N, C, blocks, taps, ...).
@@ -77,7 +77,7 @@ class CellPiece(NamedTuple):
 @kept
 def cell_way(
     axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int, ...], moves: bool = False
-) -> tuple[tuple[int, ...], tuple[CellPiece, ...]]:
+) -> tuple[tuple[int, ...], tuple[CellSegment, ...]]:
     """Pair cells and columns, phase by phase along the `separate` axes, unless their cells are long.
 
     Return the transposition of columns to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`, and the pieces.
@@ -95,17 +95,17 @@ def cell_way(
         shape = tuple(extent for piece in of_axes for extent in (piece.cells, piece.width)[: 1 + (piece.width > 1)])
         both = (zip(*groups, strict=True) for groups in product(*pairs_of_axes))
         pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
-        pieces.append(CellPiece(pixels, shape, tuple(pairs)))
+        pieces.append(CellSegment(pixels, shape, tuple(pairs)))
     return tuple(order), tuple(pieces)
 
 
 @kept
 def _pairs_along(
     axis: Axis, separate: bool, turned: bool, begin: int
-) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
+) -> tuple[tuple[Segment, tuple[tuple[Index, Index], ...]], ...]:
     """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups, in order."""
     along = []
-    for piece in pieces_of(axis, begin):
+    for piece in segments_of(axis, begin):
         pairs = [
             ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
             for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, separate), begin)

@@ -15,17 +15,17 @@ from numpy.lib.stride_tricks import as_strided
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round_into, shorten_buffers, spread
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
+from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
-from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
-Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
+Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
 
 FEW_BLOCKS = 16
@@ -46,26 +46,28 @@ SHORT_ROW, STEP_BYTES = 8, 1 << 16
 of columns for a step of Python in that case."""
 
 
-def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> list[tuple[int, Way]]:
+def fold_algorithms(
+    columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic
+) -> list[tuple[int, Algorithm]]:
     """Return candidate algorithms, each with the most pixels of a tile, the likeliest first.
 
     Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
     cells, which cut a block's rows at multiples of the stride. Few elements are added by index.
     """
     plan = plan_of(axes)
-    moved = treatment.move or plan.once or plan.apart
+    moved = fused.move or plan.once or plan.apart
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     kept, size = tiles.KEPT_BYTES // image.itemsize, sum_dtype(image.dtype).itemsize
-    scratch = treatment.accumulate or treatment.reduction != "sum" or size != image.itemsize
+    scratch = fused.accumulate or fused.reduction != "sum" or size != image.itemsize
     scratch_elements = 4 * tiles.TILE_ELEMENTS // size
-    most = max(1, min(image.size, scratch_elements) if scratch and not treatment.move else image.size)
+    most = max(1, min(image.size, scratch_elements) if scratch and not fused.move else image.size)
     if moved:
         limits = (most,) if columns.nbytes <= tiles.CACHE_BYTES else (kept, most)
-        return [(limit, way) for way in ways_to_move(axes, image.itemsize) for limit in limits]
+        return [(limit, algorithm) for algorithm in ways_to_move(axes, image.itemsize) for limit in limits]
     taps = prod(axis.kernel for axis in axes)
     sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, kept // 4, most))
-    by_cells: list[tuple[int, Way]] = [(few, fold_cells) for few in sizes]
+    by_cells: list[tuple[int, Algorithm]] = [(few, fold_cells) for few in sizes]
     if not taps_are_closest(columns.strides, axes):
         return [(tiles.TILE_ELEMENTS, fold_runs), (kept, fold_runs), by_cells[0]]
     copied = COPIED_BYTES // size
@@ -77,34 +79,36 @@ def fold_ways(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: T
     return [*by_cells, by_runs] if enough else by_cells
 
 
-def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
+def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
 
-    def on(threads: int, limit: int, way: Way) -> None:
-        tiles.on_tiles(threads, limit, _fold_tile, columns, image, axes, way, treatment)
+    def on(threads: int, limit: int, algorithm: Algorithm) -> None:
+        tiles.on_tiles(threads, limit, _fold_tile, columns, image, axes, algorithm, fused)
 
-    with nullcontext() if treatment.move else np.errstate(all="ignore"):
+    with nullcontext() if fused.move else np.errstate(all="ignore"):
         # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        _on_threads(on, fold_ways(columns, image, axes, treatment), columns, image, axes, fold)
+        _on_threads(on, fold_algorithms(columns, image, axes, fused), columns, image, axes, fold)
 
 
-def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], way: Way, treatment: Treatment) -> None:
-    if treatment.move:
-        return way(columns, image, axes, None)
-    accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
-    narrow, moves = accumulator != image.dtype, way in (move_together, move_apart)
-    if narrow and moves and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
+def _fold_tile(
+    columns: Array, image: Array, axes: tuple[Axis, ...], algorithm: Algorithm, fused: FusedArithmetic
+) -> None:
+    if fused.move:
+        return algorithm(columns, image, axes, None)
+    accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
+    narrow, moves = accumulator != image.dtype, algorithm in (move_together, move_apart)
+    if narrow and moves and weights is None and not fused.accumulate and columns.dtype == image.dtype:
         words = image.view(np.uint16)
-        way(columns.view(np.uint16), words, axes, None)
+        algorithm(columns.view(np.uint16), words, axes, None)
         words[words == 1 << 15] = 0  # -0.0: sums start from +0
         return
-    total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
-    way(columns, total, axes, weights)
+    total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
+    algorithm(columns, total, axes, weights)
     if moves and total.dtype.kind in "fc":
         np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
-    if treatment.reduction != "sum":
-        average(total, axes, treatment)
-    if treatment.accumulate:
+    if fused.reduction != "sum":
+        average(total, axes, fused)
+    if fused.accumulate:
         np.add(image, total, total if narrow else image)
     if narrow:
         round_into(image, total)
@@ -115,59 +119,59 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
             shorten_buffers(columns)
-        ways = _unfold_ways(image, columns, axes, weights)
-        if not ways:
+        algorithms = _unfold_algorithms(image, columns, axes, weights)
+        if not algorithms:
             return unfold_indexed(image, columns, axes, spread(weights, columns))
 
-        def on(threads: int, way: _UnfoldWay, limit: int) -> None:
-            way(image, columns, axes, weights, threads, limit)
+        def on(threads: int, algorithm: _UnfoldAlgorithm, limit: int) -> None:
+            algorithm(image, columns, axes, weights, threads, limit)
 
-        _on_threads(on, ways, columns, image, axes, unfold, weights is None)
+        _on_threads(on, algorithms, columns, image, axes, unfold, weights is None)
 
 
 def _on_threads(
     on: Callable[..., None],
-    ways: Sequence[tuple[Any, ...]],
+    algorithms: Sequence[tuple[Any, ...]],
     columns: Array,
     image: Array,
     axes: tuple[Axis, ...],
     *kind: Any,
 ) -> None:
-    """Call on(threads, *way) with the fastest of the ways for calls of a kind, on arrays with this layout."""
+    """Call on(threads, *algorithm) with the fastest algorithm for calls of a kind, on arrays with this layout."""
     size = max(columns.nbytes, image.nbytes)
     if is_short(size):
-        return on(1, *ways[0])
+        return on(1, *algorithms[0])
     kind += (axes, columns.dtype, columns.shape, image.strides, columns.strides)
-    on_threads(kind, size, on, *ways)
+    on_threads(kind, size, on, *algorithms)
 
 
-_UnfoldWay: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
+_UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
 """An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
-def _unfold_ways(
+def _unfold_algorithms(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
-) -> list[tuple[_UnfoldWay, int]]:
+) -> list[tuple[_UnfoldAlgorithm, int]]:
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
-    ways: list[tuple[_UnfoldWay, int]] = []
+    algorithms: list[tuple[_UnfoldAlgorithm, int]] = []
     if (few and columns.size <= SMALL_COPY) or columns.dtype.hasobject:
         pass  # NumPy makes no view of blocks of objects
     elif not outside:
         view_of = _view_of_columns(image, columns, axes)
-        ways.append((_unfold_view, view_of.most))
+        algorithms.append((_unfold_view, view_of.most))
         if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
-            ways.append((_unfold_view, prod(view_of.of_blocks)))
+            algorithms.append((_unfold_view, prod(view_of.of_blocks)))
     elif weights is None and (columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS):
         plane = image.itemsize * prod(axis.padded_size for axis in axes)
         if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
-            ways.append((_unfold_padded, PADDED_BYTES // max(1, plane)))
-    if not ways:
+            algorithms.append((_unfold_padded, PADDED_BYTES // max(1, plane)))
+    if not algorithms:
         return [] if few else [(_unfold_tiles, 2 * tiles.TILE_ELEMENTS)]
     if columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
         short = axes[-1].kernel * columns.itemsize <= SHORT_ROW and taps_are_closest(columns.strides, axes)
-        ways.insert(0 if short else len(ways), (_unfold_tiles, 2 * tiles.TILE_ELEMENTS))
-    return ways
+        algorithms.insert(0 if short else len(algorithms), (_unfold_tiles, 2 * tiles.TILE_ELEMENTS))
+    return algorithms
 
 
 def _unfold_tiles(
@@ -215,7 +219,7 @@ def _unfold_view(
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, in the columns' shape."""
     view_of = _view_of_columns(image, columns, axes)
-    if image.flags.c_contiguous:  # a faster way to make the view
+    if image.flags.c_contiguous:  # a faster algorithm to make the view
         view = np.ndarray(columns.shape, image.dtype, image, view_of.offset, view_of.steps)
     else:
         view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)

@@ -22,7 +22,7 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply, short
 from gpufold.cpu.cells import fold_cells, store
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
+from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of
 from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 20000
@@ -86,7 +86,7 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
 @kept
 def _pairs(axes: tuple[Axis, ...]) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
     """Return the phases and cells of the sums, and pairs of indices (sums, columns); rows are merged into one axis."""
-    whole = [Piece(ALL, 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in axes]
+    whole = [Segment(ALL, 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in axes]
     pairs, pitch = [], axes[-1].blocks
     for groups in product(*(tuple(groups_of(axis, piece, True)) for axis, piece in zip(axes, whole, strict=True))):
         *outer, row, inner = groups
@@ -192,7 +192,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     steps, of_taps, of_phases = ([prod(n[i:]) for i in range(len(n) + 1)] for n in (cells, kernel, strides))
     apart, phase_steps = [step * pitch for step in of_taps[1:]], [step * run for step in of_phases[1:]]
     unpadded = [axis._replace(pad_begin=0, pad_end=axis.pad_begin + axis.pad_end) for axis in outer]
-    pieces = [Piece(ALL, *piece) for piece in zip(first, cells, strides, strict=True)]
+    pieces = [Segment(ALL, *piece) for piece in zip(first, cells, strides, strict=True)]
     copies = []
     for groups in product(
         *(tuple(groups_of(axis, piece, True)) for axis, piece in zip(unpadded, pieces, strict=False))

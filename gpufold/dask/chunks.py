@@ -28,7 +28,7 @@ from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.given import check_kind, shown, type_name
-from gpufold.names import answers
+from gpufold.names import suggests_keywords
 from gpufold.operations import OPERATIONS
 from gpufold.windows import as_weights
 
@@ -98,7 +98,7 @@ def lazily(
             return result
 
         like.dress(lazy, SAID)
-        return answers(linked(lazy))
+        return suggests_keywords(linked(lazy))
 
     return decorate
 
@@ -212,7 +212,7 @@ def near_positions(geometry: PositionsGeometry, positions: Any) -> Any:
     return np.clip(positions, np.negative(geometry.block_shape), geometry.size)
 
 
-def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
+def intersections(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
     """Yield every pair of a part of the blocks and a chunk of the array that intersect, and the numbers of the blocks.
 
     Parts and numbers ascend.
@@ -254,7 +254,7 @@ def add_pieces(
     lead, whole_blocks = len(geometry.lead), (0,) * len(geometry.size)
     parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
     found: dict[Size, list[tuple[int, Any]]] = {}
-    for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
+    for part, chunk, numbers in intersections(call, positions, parts, cut[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     for chunk in np.ndindex(*map(len, cut[lead:])):
         met, begin = found.get(chunk, []), [along.start for along in box_of(pixels, chunk)]

@@ -21,24 +21,24 @@ from gpufold.dask.chunks import (
     checked,
     cut_axes,
     geometry_of,
+    intersections,
     key_of,
     known_array,
     known_positions,
-    meetings,
     near_positions,
     new_array,
     spans_of,
 )
 from gpufold.dispatch import linked
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
-from gpufold.names import answers
+from gpufold.names import suggests_keywords
 from gpufold.outside import extended, in_memory_of, period_of
 from gpufold.positions import add_into
 from gpufold.positions import average as average_chunk
 from gpufold.windows import check_block_weights, narrowed
 
 
-@answers
+@suggests_keywords
 @linked
 def add_blocks(
     array: da.Array,
@@ -79,7 +79,7 @@ def add_blocks(
     return new_array(name, graph, (array, blocks, factors, by_block), array.chunks, np.dtype(call.dtype))
 
 
-@answers
+@suggests_keywords
 @linked
 def take_blocks(
     array: da.Array,
@@ -114,7 +114,7 @@ def take_blocks(
     name = f"take_blocks-{tokenize(call, array, positions, weights, cut)}"
     spans, pixels = spans_of(cut[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
     found: list[list[tuple[Size, Any]]] = [[] for _ in spans]
-    for part, chunk, numbers in meetings(call, positions, spans, array.chunks[lead:]):
+    for part, chunk, numbers in intersections(call, positions, spans, array.chunks[lead:]):
         found[part].append((chunk, numbers))
     graph: dict[Any, Any] = {}
     for part, (span, met) in enumerate(zip(spans, found, strict=True)):
@@ -137,7 +137,7 @@ def take_blocks(
     return new_array(name, graph, (array, weights), cut, dtype)
 
 
-@answers
+@suggests_keywords
 @linked
 def average(numerator: da.Array, weight: da.Array, *, variant: Variant = "auto") -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.

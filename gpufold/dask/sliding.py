@@ -173,7 +173,7 @@ def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
 # Chunks from pieces
 
 
-def gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
+def with_halos(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
     """Return an array with one chunk per range along each axis from `first` on; overlaps of ranges are repeated.
 
     An empty range gets a neighbouring element, because dask drops empty chunks; the result does not depend on it.
@@ -187,7 +187,7 @@ def gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
     return array.rechunk(chunks, threshold=inf, method="tasks")  # in one step: only neighbours are merged
 
 
-def under(axis: Axis, blocks: range) -> tuple[Axis, range]:
+def pixels_of_blocks(axis: Axis, blocks: range) -> tuple[Axis, range]:
     """Return the axis of consecutive blocks by themselves, and the range of the pixels under them, maybe empty."""
     start = axis.pixel(blocks[0], 0)
     stop = axis.pixel(blocks[-1], 0) + axis.dilated_kernel
@@ -195,7 +195,7 @@ def under(axis: Axis, blocks: range) -> tuple[Axis, range]:
     return Axis(last - first, axis.kernel, axis.stride, axis.dilation, first - start, stop - last), range(first, last)
 
 
-def over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
+def covered_part(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
     """Return the axis of the pixels in [start, stop) that blocks reach, by themselves, and the slice of these pixels.
 
     The slice counts from `start`. It omits uncovered pixels at both ends, so no pad is negative.
@@ -223,7 +223,7 @@ def fold(call: Call, blocks: Any, first: int, taps: list[int], cut: Chunks, weig
         [axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]
         for axis, sizes in zip(axes, cut[-len(axes) :], strict=True)
     ]
-    pieces = gather(blocks, first, reached)
+    pieces = with_halos(blocks, first, reached)
     return each_chunk(call, partial(_fold_chunk, call=call), pieces, cut, weights=weights, drop_axis=taps)
 
 
@@ -232,7 +232,7 @@ def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> An
     chunk, axes = block_info[None], axes_of(call)
     shape, rank = chunk["chunk-shape"], len(axes)
     lead = shape[:-rank]
-    sections, parts = zip(*map(over, axes, *zip(*chunk["array-location"][-rank:], strict=True)), strict=True)
+    sections, parts = zip(*map(covered_part, axes, *zip(*chunk["array-location"][-rank:], strict=True)), strict=True)
     reached = (*lead, *(axis.size for axis in sections))
     make = np.empty_like if reached == shape else np.zeros_like
     result = make(blocks, chunk["dtype"], order="C", shape=shape)
@@ -259,8 +259,8 @@ def unfold(
 ) -> da.Array:
     """Extract blocks, cut along each axis by `spans`; `changed` names the axes that are dropped or added."""
     axes = axes_of(call)
-    pixels = [[under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
-    pieces = gather(image, image.ndim - len(axes), pixels)
+    pixels = [[pixels_of_blocks(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
+    pieces = with_halos(image, image.ndim - len(axes), pixels)
     return each_chunk(call, partial(_unfold_chunk, call=call), pieces, cut, weights=weights, **changed)
 
 
@@ -276,7 +276,7 @@ def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> A
     else:
         first = len(lead) + isinstance(call.geometry, SpaceGeometry)  # taps are the first axis
         spans = [range(*span) for span in chunk["array-location"][first : first + rank]]
-    sections = tuple(under(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
+    sections = tuple(pixels_of_blocks(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
     if not all(axis.size for axis in sections):
         return np.zeros_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
     result = np.empty_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])

@@ -24,12 +24,12 @@ from gpufold.dask.chunks import (
 from gpufold.elements import name_of, stitched_dtype
 from gpufold.geometry import Extents, PositionsGeometry, Size, as_integers, whole_shape
 from gpufold.given import word
-from gpufold.names import answers, speaking_for
+from gpufold.names import speaking_for, suggests_keywords
 from gpufold.stitching import Stitcher
 from gpufold.windows import known_window
 
 
-@answers
+@suggests_keywords
 def stitch(
     blocks: da.Array,
     positions: Any,

@@ -29,7 +29,7 @@ class Group(NamedTuple):
     blocks: slice
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Pixels of an axis viewed as (cells, width): whole cells of a stride's width, or the shorter rest as one."""
 
     pixels: slice
@@ -38,17 +38,17 @@ class Piece(NamedTuple):
     width: int
 
 
-def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
+def segments_of(axis: Axis, begin: int = 0) -> Iterator[Segment]:
     """Yield the whole cells of an axis that begins at pixel `begin` of a cell, and the parts before and after them."""
     head = min(axis.size, -begin % axis.stride)
     tail = axis.size - (axis.size - head) % axis.stride
     for start, stop in ((0, head), (head, tail), (tail, axis.size)):
         if start < stop:
             width = min(stop - start, axis.stride)
-            yield Piece(slice(start, stop), (start + begin) // axis.stride, (stop - start) // width, width)
+            yield Segment(slice(start, stop), (start + begin) // axis.stride, (stop - start) // width, width)
 
 
-def groups_of(axis: Axis, piece: Piece, group_phases: bool, begin: int = 0) -> Iterator[Group]:
+def groups_of(axis: Axis, piece: Segment, group_phases: bool, begin: int = 0) -> Iterator[Group]:
     """Yield the groups that reach a piece, by ascending taps; the axis begins at pixel `begin` of a cell."""
     tap, blocks, step = 0, axis.blocks, max(1, axis.dilation)
     first = (piece.pixels.start + begin) % axis.stride if begin else 0  # phase of the piece
@@ -102,7 +102,7 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
         for each in (axis, axis.turned) if axis.dilation else (axis,):
             cells = each.pixel(0, each.kernel - 1) // each.stride - each.pixel(0, 0) // each.stride + 1
             groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
-            counts[-1].append(groups * len(tuple(pieces_of(each))))
+            counts[-1].append(groups * len(tuple(segments_of(each))))
     many = prod(count[0] for count in counts) >= MANY_OPERATIONS
     fewer = [1 if many else FEWER_LONG if axis.kernel >= LONG_KERNEL else FEWER for axis in axes]
     gains = [axis.kernel / axis.stride if taps_are_closest and not many and axis.dilation else 1 for axis in axes]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from gpufold.gpu.plan import Problem
-from gpufold.gpu.variants import im2col, placed
+from gpufold.gpu.variants import im2col, positions
 from gpufold.gpu.variants.columns import view_of
 from gpufold.gpu.variants.views import SECTOR_BYTES, WIDEST_WORD, View
 
@@ -115,16 +115,16 @@ def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # add_blocks
 
-LISTS_MIN_TESTS = 1 << 20
+BINNED_MIN_TESTS = 1 << 20
 """Least tests of a block against a tile for which lists are worth their launches, and most elements for which exact
 atomic additions are faster than both."""
 
 
 def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield atomic for few integers, binned if there is much to test, and output_driven."""
-    view, tiling = placed.placed_view(problem), placed.tiling_of(problem)
-    if problem.element.exact and prod(problem.input.shape) <= LISTS_MIN_TESTS:
+    view, tiling = positions.positions_view(problem), positions.tiling_of(problem)
+    if problem.element.exact and prod(problem.input.shape) <= BINNED_MIN_TESTS:
         yield "atomic", "elements are few, and their sums exact in any order"
-    if view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count >= LISTS_MIN_TESTS:
+    if view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count >= BINNED_MIN_TESTS:
         yield "binned", "there is so much to test that a list of blocks for each tile is worth its launches"
     yield "output_driven", ""

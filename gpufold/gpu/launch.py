@@ -177,8 +177,8 @@ def compile_plan(plan: Plan) -> None:
     The other kernels of its file are compiled too, because they serve smaller and larger arrays.
     """
     for step in (*plan.prologue, plan):
-        for symbol in {step.symbol, *symbols(step.source)}:
-            load(step.source, step.defines, symbol)
+        for symbol in {step.symbol, *symbols(step.file)}:
+            load(step.file, step.defines, symbol)
 
 
 def current() -> int:
@@ -221,7 +221,7 @@ class Kernel:
     def of(cls, plan: Plan, output_bytes: int = 0) -> Kernel:
         """Load a plan's kernel on the current device, or find it loaded."""
         parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
-        function = load(plan.source, plan.defines, plan.symbol)
+        function = load(plan.file, plan.defines, plan.symbol)
         cleared_bytes = output_bytes if plan.zero_output else 0
         return cls(plan, function, parameters, cleared_bytes, tuple(map(cls.of, plan.prologue)))
 

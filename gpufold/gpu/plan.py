@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
 
-from gpufold.calls import Call, Fusion, Unsupported
+from gpufold.calls import Call, FusedOps, Unsupported
 from gpufold.elements import ELEMENT_TYPES, ElementType
 from gpufold.geometry import Geometry, Size, SpaceGeometry
 from gpufold.gpu.parameters import Field, contiguous_strides, pack
@@ -71,7 +71,7 @@ class Problem:
         return self.call.element
 
     @property
-    def fusion(self) -> Fusion:
+    def fusion(self) -> FusedOps:
         return self.call.fusion
 
     @property
@@ -93,7 +93,7 @@ class Plan:
 
     operation: str
     variant: str
-    source: str
+    file: str
     """File name in kernels/."""
     symbol: str
     """The extern "C" __global__ function in it."""
@@ -205,7 +205,7 @@ def make_plan(
     return Plan(
         operation,
         variant,
-        facts.pop("source", f"{name}.cu"),
+        facts.pop("file", f"{name}.cu"),
         facts.pop("symbol", name),
         specialisation({"OFFSET": integer, "THREADS": shape.threads, **defines}),
         grid_of(shape.items, shape.per_block, shape.rows),
@@ -221,7 +221,7 @@ def make_plan(
 def _bytes_moved(problem: Problem) -> int:
     """Count the minimum traffic: both arrays once, the output twice if it is added to, and a window's weights."""
     call, fusion = problem.call, problem.fusion
-    read = prod(problem.input.shape) * call.source_element.itemsize
+    read = prod(problem.input.shape) * call.data_element.itemsize
     written = (2 if fusion.accumulate else 1) * prod(problem.output.shape) * call.element.itemsize
     if isinstance(call.geometry, SpaceGeometry) or fusion.window == "none":
         return read + written

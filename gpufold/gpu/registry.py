@@ -13,7 +13,7 @@ from gpufold.calls import Call, Unsupported
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import col2im, im2col, placed, space
+from gpufold.gpu.variants import col2im, im2col, positions, space
 from gpufold.gpu.variants.average import elementwise
 from gpufold.gpu.variants.binned import binned
 from gpufold.gpu.variants.columns import as_columns
@@ -35,8 +35,8 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "space_to_batch": _by_name(space.per_block),
     "blocks_to_array": _COL2IM,
     "array_to_blocks": _IM2COL,
-    "add_blocks": _by_name(placed.output_driven, binned, placed.atomic),
-    "take_blocks": _by_name(placed.per_element),
+    "add_blocks": _by_name(positions.output_driven, binned, positions.atomic),
+    "take_blocks": _by_name(positions.per_element),
     "average": _by_name(elementwise),
 }
 """Variants by operation and name; each plans a problem or raises Unsupported."""

@@ -74,7 +74,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     into = given[first].astype(call.dtype) if name == "add_blocks" else None
     if by_block is not None:
         return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
-    result = apply(call._replace(source=""), data, tuple(weights), given.get("positions"), into)
+    result = apply(call._replace(data_dtype=""), data, tuple(weights), given.get("positions"), into)
     return filled(call.geometry, result, given.get("fill_value"))
 
 
@@ -88,7 +88,7 @@ def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, w
         terms = jax.lax.complex(blocks.real * each, blocks.imag * each)
     else:
         terms = blocks.astype(each.dtype) * each
-    plain = call._replace(source="", dtype=terms.dtype.name, fusion=call.fusion._replace(window="none"))
+    plain = call._replace(data_dtype="", dtype=terms.dtype.name, fusion=call.fusion._replace(window="none"))
     return apply(plain, terms, (), positions, array.astype(terms.dtype)).astype(array.dtype)
 
 

@@ -54,7 +54,7 @@ NAMES = {
 """torch's names for the arguments of col2im and im2col."""
 
 
-def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+def overridable(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
     """Return a function that raises as torch does, and that tensor subclasses, proxies and modes can override.
 
     It is named `forward` because torch.export keeps the lines of such functions and shows them if a program does not

@@ -27,7 +27,7 @@ from gpufold.compute import check_variant, launcher, run
 from gpufold.geometry import SlidingGeometry
 from gpufold.gpu import tuning
 from gpufold.operations import OPERATIONS
-from gpufold.torch.guards import Guards, seen_of
+from gpufold.torch.guards import Guards, guard_cache_of
 from gpufold.torch.tensors import (
     alive,
     check_apart,
@@ -60,8 +60,8 @@ def add_in_place(
     """
     axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
     given = (*written, blocks, positions, *axes)
-    seen = seen_of(call, True)
-    if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
+    cache = guard_cache_of(call, True)
+    if not ((guards := cache.guards).match(given) and guards.disjoint(given, len(written))):
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
         positions, axes = checked(call, blocks, window, positions, out)
@@ -74,7 +74,7 @@ def add_in_place(
         if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
             return False
         blocks = resolved(blocks)
-        guards = seen.see(given, (*written, blocks, positions, *axes))
+        guards = cache.store(given, (*written, blocks, positions, *axes))
     execute_into(call, (blocks, out, axes, positions, weight_out), guards)
     count_write(out)
     if weight_out is not None:
@@ -136,7 +136,7 @@ def execute(
     """
     if out is not None:
         result = resolved(out).clone(memory_format=torch.contiguous_format)
-    elif call.source:
+    elif call.data_dtype:
         result = data.new_empty(call.result_shape, dtype=getattr(torch, call.dtype))
     else:
         result = data.new_empty(call.result_shape)
@@ -144,7 +144,7 @@ def execute(
     return result
 
 
-def watched(call: Call, function: Callable[..., Any], *given: Any) -> Any:
+def profiled(call: Call, function: Callable[..., Any], *given: Any) -> Any:
     """Call a function, under the name of an operation if a profiler is active."""
     if not _profiler_enabled():
         return function(*given)
@@ -163,7 +163,7 @@ def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
     Python would cost more.
     """
     geometry, floats = call.geometry, call.dtype in ("float32", "float64")
-    plain = call.fusion == PLAIN and call.variant == "auto" and not call.source
+    plain = call.fusion == PLAIN and call.variant == "auto" and not call.data_dtype
     if not (isinstance(geometry, SlidingGeometry) and floats and plain) or is_on_gpu(data):
         return None
     size, kernel, strides, dilations, begins, ends = zip(*geometry.axes, strict=True)
@@ -178,9 +178,9 @@ def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
 def execute_into(call: Call, arrays: Arrays, guards: Guards | None = None) -> None:
     """Compute a call into checked tensors, as `execute` does."""
     if is_on_gpu(arrays[0]):
-        watched(call, _execute_on_gpu, call, arrays, guards)
+        profiled(call, _execute_on_gpu, call, arrays, guards)
     else:
-        watched(call, _execute_on_cpu, call, arrays)
+        profiled(call, _execute_on_cpu, call, arrays)
 
 
 def _execute_on_cpu(call: Call, arrays: Arrays) -> None:

@@ -20,9 +20,9 @@ from gpufold.given import is_separable, word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX
 from gpufold.torch import executing, operators, tensors
-from gpufold.torch.door import public
+from gpufold.torch.autograd import compute
+from gpufold.torch.door import overridable
 from gpufold.torch.operators import ARRAYS, SIZES
-from gpufold.torch.rules import compute
 from gpufold.torch.tensors import described, is_traced
 from gpufold.weights import least_weight
 from gpufold.windows import axes_of_window, check_block_weights
@@ -100,7 +100,7 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
         return operators.record(name, values, places)
 
     like.dress(computed, SAID + OF_POSITIONS * ("positions" in arrays) + more)
-    taken: Any = public(computed)
+    taken: Any = overridable(computed)
     return taken  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ add_blocks, take_blocks = on_tensors(positions.add_blocks), on_tensors(positions
 average = on_tensors(positions.average, "Gradients are zero if the weight is.")
 
 
-@public
+@overridable
 def add_blocks_(
     array: Tensor,
     blocks: Tensor,

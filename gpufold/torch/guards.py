@@ -42,7 +42,7 @@ class Guards:
         self.kernel: Any = None
         """The kernel for memory that is aligned as allocators align it; None before the first such call."""
 
-    def hold(self, tensors: tuple[Any, ...]) -> bool:
+    def match(self, tensors: tuple[Any, ...]) -> bool:
         """Return whether tensors are like these, and a gradient is recorded for both or neither.
 
         Guards see neither tangents nor a storage that was resized or freed; both are checked besides.
@@ -60,7 +60,7 @@ class Guards:
                 return False
         return True
 
-    def apart(self, tensors: tuple[Tensor, ...], written: int) -> bool:
+    def disjoint(self, tensors: tuple[Tensor, ...], written: int) -> bool:
         """Return whether the first `written` tensors, for which the guards hold, are apart from all that follow."""
         begins, extents = [*map(Tensor.data_ptr, tensors)], self._extents
         for number in range(written):
@@ -71,7 +71,7 @@ class Guards:
         return True
 
 
-class Seen:
+class GuardCache:
     """Guards of the last tensors that were checked for a call; none at first."""
 
     __slots__ = ("guards",)
@@ -80,7 +80,7 @@ class Seen:
         self.guards = Guards()
         """Replaced as a whole: another thread may use the previous ones."""
 
-    def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...], *options: Any) -> Guards:
+    def store(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...], *options: Any) -> Guards:
         """Return guards of tensors; remember them if no given tensor was converted or transformed."""
         transformed = forward_ad._current_level >= 0 or _C._are_functorch_transforms_active()
         same = {*map(id, given)} == {id(each) for each in checked if each is not None}
@@ -111,6 +111,6 @@ def end_of(tensor: Tensor) -> int:
 
 
 @lru_cache(maxsize=1024)
-def seen_of(call: Call, in_place: bool = False) -> Seen:
-    """Return the `Seen` of a call, the same object each time."""
-    return Seen()
+def guard_cache_of(call: Call, in_place: bool = False) -> GuardCache:
+    """Return the `GuardCache` of a call, the same object each time."""
+    return GuardCache()

@@ -15,16 +15,16 @@ from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Sizes
 from gpufold.given import check_number, is_separable, shown, word
-from gpufold.names import answers
+from gpufold.names import suggests_keywords
 from gpufold.torch import functions
-from gpufold.torch.door import public, refuse_script
+from gpufold.torch.door import overridable, refuse_script
 from gpufold.torch.operators import checked_size, is_integer, per_axis
 from gpufold.torch.tensors import check_tensor, weights_of
 
 col2im, im2col = unwrap(functions.col2im), unwrap(functions.im2col)  # fold and unfold have the wrapper
 
 
-@public
+@overridable
 def fold(
     input: Tensor,
     output_size: Sizes,
@@ -77,7 +77,7 @@ def fold(
     )
 
 
-@public
+@overridable
 def unfold(
     input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
 ) -> Tensor:
@@ -207,7 +207,7 @@ class Fold(_Windowed, nn.Fold):
     fold : The same as a function.
     """
 
-    @answers
+    @suggests_keywords
     def __init__(
         self,
         output_size: Sizes,
@@ -255,7 +255,7 @@ class Unfold(_Windowed, nn.Unfold):
     unfold : The same as a function.
     """
 
-    @answers
+    @suggests_keywords
     def __init__(
         self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
     ) -> None:

@@ -1,7 +1,7 @@
 """Operators in torch's library, for compilers: opaque, so results are bitwise identical to eager ones.
 
 Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic, filled, over)`. The
-window is one tensor (see `gpufold.torch.rules.joined`), or the weights of an average. `out` is the tensor that
+window is one tensor (see `gpufold.torch.autograd.joined`), or the weights of an average. `out` is the tensor that
 add_blocks adds to; it is not changed. take_blocks has its mode in place of the reduction. Uncovered elements of an
 average are zero if it is `filled`; otherwise they are an error as soon as the sizes are integers. `over` says whether
 blocks may extend beyond an array.
@@ -26,13 +26,13 @@ from gpufold import calls
 from gpufold import geometry as sized
 from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
-from gpufold.calls import Call, Fusion
+from gpufold.calls import Call, FusedOps
 from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
 from gpufold.geometry import as_integers, over_the_end, sequence
 from gpufold.given import shown, word
 from gpufold.names import MARGINS
 from gpufold.operations import OPERATIONS
-from gpufold.torch import exporting, rules, tensors
+from gpufold.torch import autograd, exporting, tensors
 from gpufold.torch.executing import execute
 from gpufold.torch.tensors import INTEGERS, as_int64, name_of, resolved
 from gpufold.windows import misshapen_weights
@@ -80,7 +80,7 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     if not known:
         check = check.__wrapped__
     geometry = check(*integers, *(["over"] if over else []))
-    fusion = Fusion(reduction, kind, accumulate, mode=mode)
+    fusion = FusedOps(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
     call = Call(operation, geometry, dtype.name, fusion, filled=filled or known)
     call = calls.chosen(call, variant, deterministic)
@@ -101,20 +101,20 @@ def _define(operation: str) -> None:
         for name, tensor in zip(names, arguments[:4], strict=True):
             if tensor is not None:
                 tensors.check_stored(operation, name, tensor)
-        return execute(call, resolved(data), rules.separated(call, window), positions, out)
+        return execute(call, resolved(data), autograd.separated(call, window), positions, out)
 
     def fake(*arguments: Any) -> Tensor:
         data: Tensor = arguments[0]
         return data.new_empty(call_of(operation, arguments).result_shape)
 
-    def differentiate(*arguments: Any) -> Tensor:
+    def dispatch(*arguments: Any) -> Tensor:
         data, window, positions, out = arguments[:4]
-        return rules.linear(data, window, positions, out, call_of(operation, arguments))
+        return autograd.linear(data, window, positions, out, call_of(operation, arguments))
 
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
         given, dims = arguments[:4], in_dims[:4]
-        call = call_of(operation, (*rules.row_of(given, dims, 0), *arguments[4:]))
-        return rules.batched(info.batch_size, dims, given, call)
+        call = call_of(operation, (*autograd.row_of(given, dims, 0), *arguments[4:]))
+        return autograd.batched(info.batch_size, dims, given, call)
 
     sizes = "".join(f"SymInt[] {name}, " for name in SIZES[operation])
     reduction = "mode" if operation == "take_blocks" else "reduction"
@@ -127,7 +127,7 @@ def _define(operation: str) -> None:
     for key in ("CPU", "CUDA"):
         _library.impl(operation, compute, key)
     torch.library.register_fake(name, fake, lib=_library)
-    _library.impl(operation, differentiate, "Autograd")
+    _library.impl(operation, dispatch, "Autograd")
     torch.library.register_vmap(name, vmap, lib=_library)
 
 
@@ -184,8 +184,8 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
             tensors.check_beside(operation, argument, each, what, data)
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
         if reduction in calls.REDUCTIONS and tensors.has_gradient(*axes):
-            check_gradient(rules.TORCH, operation, reduction)
-        window = rules.joined(data, axes)
+            check_gradient(autograd.TORCH, operation, reduction)
+        window = autograd.joined(data, axes)
     filled = "fill_value" not in values or fill is not None
     tail = reduction, separable, variant, bool(values.get("deterministic", True)), filled, last == "over"
     arguments = data, window, positions, out, *sizes, *tail

@@ -12,6 +12,7 @@ from torch import _C, Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from gpufold import arrays, outside
 from gpufold.arrays import overlapping, overlaps_itself, share_addresses
@@ -59,14 +60,14 @@ def name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Described(NamedTuple):
+class ArraySpec(NamedTuple):
     """The properties of a tensor that describing a call needs."""
 
     shape: Size
     dtype: Dtype
 
 
-def described(operation: str, name: str, tensor: Any) -> Described:
+def described(operation: str, name: str, tensor: Any) -> ArraySpec:
     """Return the shape and dtype of a tensor, or raise if it is none; `check_dense` makes the other checks."""
     check_tensor(operation, name, tensor)
     return _described(tensor.shape, tensor.dtype)
@@ -88,8 +89,8 @@ def nested(operation: str, name: str) -> TypeError:
 
 
 @lru_cache(maxsize=256)
-def _described(shape: Size, dtype: torch.dtype) -> Described:
-    return Described(tuple(shape), Dtype(name_of(dtype)))
+def _described(shape: Size, dtype: torch.dtype) -> ArraySpec:
+    return ArraySpec(tuple(shape), Dtype(name_of(dtype)))
 
 
 def check_layout(operation: str, name: str, tensor: Tensor) -> None:
@@ -124,7 +125,7 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
 
 def check_read(operation: str, **given: Tensor) -> None:
     """Raise if torch itself would not read a tensor as kernels do; recorded calls are checked when they run."""
-    if not (is_compiling() or _C._is_tracing()):
+    if not (is_compiling() or is_tracing()):
         for name, tensor in given.items():
             check_layout(operation, name, tensor)
             check_stored(operation, name, tensor)
@@ -146,14 +147,14 @@ def alive(tensor: Any) -> Any:
     return tensor
 
 
-def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def as_kernel_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a checked tensor as kernels can read it: contiguous, of a dtype, not lazily negated."""
     return alive(tensor).to(dtype).resolve_neg().contiguous()
 
 
-def ready_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
+def as_kernel_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
     """Return checked weights as kernels can read them; no nonzero weight becomes zero."""
-    return ready(narrowed(weights, dtype), dtype)
+    return as_kernel_input(narrowed(weights, dtype), dtype)
 
 
 def narrowed(weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -169,7 +170,7 @@ def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> 
     for each in axes:
         check_real(operation, "window", each)
         check_read(operation, window=each)
-    axes = [ready_weights(each, dtype) for each in axes]
+    axes = [as_kernel_weights(each, dtype) for each in axes]
     weights: Tensor = product_of(torch, axes, least_weight(axes[0].itemsize, "mean"))
     return weights
 
@@ -182,8 +183,8 @@ def weighed(
     Each block has a real weight, and those of a window. Both parts of complex numbers are multiplied.
     """
     dtype, terms = WEIGHTS[name_of(sums)], blocks.to(sums)
-    axes = [ready_weights(each, dtype) for each in axes]
-    factors: Tensor = of_elements(torch, ready_weights(weights, dtype), axes, blocks.ndim, least)
+    axes = [as_kernel_weights(each, dtype) for each in axes]
+    factors: Tensor = of_elements(torch, as_kernel_weights(weights, dtype), axes, blocks.ndim, least)
     if not sums.is_complex:
         return terms * factors, factors
     return torch.view_as_complex(torch.view_as_real(terms.resolve_conj()) * factors.unsqueeze(-1)), factors
@@ -220,7 +221,7 @@ def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -
         name = name_of_axis(call, window, axis)
         check_real(call.operation, name, weights)
         check_like(call.operation, name, weights, data, "the data")
-    return tuple([ready_weights(each, WEIGHTS[call.dtype]) for each in axes])
+    return tuple([as_kernel_weights(each, WEIGHTS[call.dtype]) for each in axes])
 
 
 def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
@@ -261,12 +262,12 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
     if positions.dtype is torch.uint64:  # beyond int64 is far outside of any array
         wrapped = positions.view(torch.int64)
         positions = torch.where(wrapped < 0, torch.iinfo(torch.int64).max, wrapped)
-    return ready(positions, torch.int64)
+    return as_kernel_input(positions, torch.int64)
 
 
 def is_traced(*tensors: Any) -> bool:
     """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors."""
-    if is_compiling() or _C._is_tracing() or _C._len_torch_dispatch_stack() > 0:
+    if is_compiling() or is_tracing() or _C._len_torch_dispatch_stack() > 0:
         return True
     for tensor in tensors:  # a generator takes a microsecond
         if type(tensor) in PLAIN_TYPES:

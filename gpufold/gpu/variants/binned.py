@@ -10,32 +10,32 @@ from math import prod
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor, offset, offset_bits
 from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, LaunchShape, Plan, Problem, grid_of, specialisation
-from gpufold.gpu.variants.placed import THREADS, PlacedView, bits_of, placed_plan, placed_view, tiles_of
+from gpufold.gpu.variants.positions import THREADS, PositionsView, bits_of, positions_plan, positions_view, tiles_of
 from gpufold.gpu.variants.views import WARP
 
 COLUMNS = WARP
 """Pixels of a tile's row, one per lane."""
-NOTED = 32
-"""Blocks that are noted per tile, and that a warp adds at a time: a bit of a word each. A tile that intersects more
-blocks is crowded."""
+SLOTS = 32
+"""Blocks that a tile has room for, and that a warp adds at a time: a bit of a word each. A tile that intersects more
+overflows."""
 TILE_ROWS = 32
 """Most rows of a tile: a bit of a word each."""
-LISTS_MAX_PLANES = 4
+MAX_PLANES = 4
 """Most planes of a thread."""
-LISTS_SUM_BYTES = 64
+SUM_BYTES = 64
 """Most bytes of the sums that a thread keeps in registers."""
-LISTS_MAX_ROWS, LISTS_MANY_ROWS = 4, 8
+MAX_ROWS, MANY_ROWS = 4, 8
 """Most rows of a thread at a time, each a load in flight; the latter if a row is one sum without a weight."""
-LISTS_RESIDENT_BLOCKS = 4
+RESIDENT_BLOCKS = 4
 """Thread blocks per multiprocessor in the launch bounds, less one for each register of a sum of weights, if any."""
-CROWD = 1024
-"""Most blocks of a crowded tile that are sorted by comparing each with all others."""
-LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED")
+MOST_COMPARED = 1024
+"""Most blocks of an overflowing tile that are sorted by comparing each with all others."""
+LIST_DEFINES = ("OFFSET", "SLOT", "RANK", "FIXED")
 """Macros that lists of blocks depend on; all dtypes and windows use the same lists."""
-NOTED_AT_ONCE = 2
-"""Blocks that a thread notes at a time."""
+BLOCKS_AT_ONCE = 2
+"""Blocks that a thread puts into slots at a time."""
 MARKS_OF_THREAD = 64
-"""Marks of a thread, for consecutive blocks: they sort a tile with more than `CROWD` blocks."""
+"""Marks of a thread, for consecutive blocks: they sort a tile with more than `MOST_COMPARED` blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,18 @@ class Bins:
 
 def _shares(problem: Problem) -> Iterator[tuple[int, int, Bins]]:
     """Yield the planes and rows of a thread that fit into registers, for small tiles and for the largest."""
-    view, weighed = placed_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
+    view, weighed = positions_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
-    sums = max(1, LISTS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
-    planes = max(few for few in range(1, min(LISTS_MAX_PLANES, sums) + 1) if view.channels % few == 0)
-    most_rows = LISTS_MAX_ROWS if weighed or planes * sum_bytes > 4 else LISTS_MANY_ROWS
+    sums = max(1, SUM_BYTES // sum_bytes // (2 if weighed else 1))
+    planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
+    most_rows = MAX_ROWS if weighed or planes * sum_bytes > 4 else MANY_ROWS
     rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
     for bins in dict.fromkeys((_bins(view, 2 * rows), _bins(view, TILE_ROWS))):
         yield planes, min(rows, prod(bins.side) // COLUMNS), bins
 
 
 @lru_cache(maxsize=256)
-def _bins(view: PlacedView, rows: int) -> Bins:
+def _bins(view: PositionsView, rows: int) -> Bins:
     """Return tiles of `rows` rows, or of all if there are fewer, with sides in proportion to those of blocks."""
     positioned = range(view.fixed, len(view.size))
     side, grown = [1] * len(view.size), positioned[:-1] or positioned
@@ -84,7 +84,7 @@ def binned(problem: Problem) -> tuple[Plan, ...]:
 
 
 def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
-    view = placed_view(problem)
+    view = positions_view(problem)
     tile_rows = prod(bins.side) // COLUMNS
     number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
     resident = max(2, problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS))
@@ -94,18 +94,18 @@ def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
 
     groups = view.channels // planes
     items = view.batch * groups * prod(bins.along)
-    zeroed = (number // (NOTED // 2) + 1) * NOTED  # a Bin each, and one more
-    crowds = bins.entries // (NOTED + 1)
-    scratch = zeroed + 2 * (number * NOTED + bins.entries) + crowds  # at most: notes may be as wide as an Offset
-    past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * NOTED_AT_ONCE * resident)  # what a loop reaches at its end
+    zeroed = (number // (SLOTS // 2) + 1) * SLOTS  # a Bin each, and one more
+    lists = bins.entries // (SLOTS + 1)
+    scratch = zeroed + 2 * (number * SLOTS + bins.entries) + lists  # at most: slots may be as wide as an Offset
+    past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * BLOCKS_AT_ONCE * resident)  # what a loop reaches at its end
     reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
     bits = bits_of(problem, items, bins.side, scratch, past, *reach)
-    note_bits = max(bits, offset_bits((view.count + 1) * prod(reach[view.fixed :]) // 2))
+    slot_bits = max(bits, offset_bits((view.count + 1) * prod(reach[view.fixed :]) // 2))
     windowed = problem.fusion.window != "none"
-    of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
+    of_warp = (SLOTS + 1) * 2 * POINTER_BYTES + (SLOTS + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
     warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
-    plan = placed_plan(
+    plan = positions_plan(
         problem,
         "binned",
         LaunchShape(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
@@ -120,26 +120,32 @@ def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
         PLANES=planes,
         ALONE=int(view.batch * groups == 1),
         ROWS=rows,
-        NOTE={32: "unsigned", 64: "unsigned long long"}[note_bits],
+        SLOT={32: "unsigned", 64: "unsigned long long"}[slot_bits],
         TILE_ROWS=tile_rows,
-        RESIDENT_BLOCKS=LISTS_RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
+        RESIDENT_BLOCKS=RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
     )
-    scratch -= (2 - note_bits // bits) * number * NOTED
+    scratch -= (2 - slot_bits // bits) * number * SLOTS
     plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
-    each = min(NOTED_AT_ONCE, -(-view.count // (resident * THREADS)))
-    crowds = max(1, min(crowds, number))
+    each = min(BLOCKS_AT_ONCE, -(-view.count // (resident * THREADS)))
+    lists = max(1, min(lists, number))
     steps = (
-        ("bins_note", grid_of(view.count, each * THREADS), 0),
-        ("bins_reserve", in_turns(crowds, THREADS), (THREADS // WARP + 1) * bits // 8),
+        ("bins_fill", grid_of(view.count, each * THREADS), 0),
+        ("bins_reserve", in_turns(lists, THREADS), (THREADS // WARP + 1) * bits // 8),
         ("bins_list", in_turns(view.count, THREADS), 0),
-        ("bins_order", in_turns(crowds, 1), THREADS * (MARKS_OF_THREAD + bits // 8)),
+        ("bins_order", in_turns(lists, 1), THREADS * (MARKS_OF_THREAD + bits // 8)),
     )
     of_lists = {name: value for name, value in plan.defines if name in LIST_DEFINES}
-    own = {"THREADS": THREADS, "WEIGHT_OUT": 0, "CROWD": CROWD, "MARKS": MARKS_OF_THREAD, "AT_ONCE": NOTED_AT_ONCE}
-    before = tuple(
+    own = {
+        "THREADS": THREADS,
+        "WEIGHT_OUT": 0,
+        "MOST_COMPARED": MOST_COMPARED,
+        "MARKS": MARKS_OF_THREAD,
+        "AT_ONCE": BLOCKS_AT_ONCE,
+    }
+    prologue = tuple(
         replace(
             plan,
-            source="bins.cu",
+            file="bins.cu",
             symbol=symbol,
             defines=specialisation(of_lists | own),
             grid=grid,
@@ -148,4 +154,4 @@ def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
         )
         for symbol, grid, shared_bytes in steps
     )
-    return replace(plan, prologue=before)
+    return replace(plan, prologue=prologue)

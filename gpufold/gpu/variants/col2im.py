@@ -32,15 +32,15 @@ def largest_offset(view: View) -> int:
     return max(columns, image, padded, view.taps, unrolled, view.planes, *planes, *steps)
 
 
-Way = TypeVar("Way")
+Choice = TypeVar("Choice")
 
 
-def plans_of(plan: Callable[[Way], Plan], ways: Iterable[Way]) -> tuple[Plan, ...]:
-    """Return the plans that can be launched, of several ways; raise if there are none."""
+def plans_of(plan: Callable[[Choice], Plan], choices: Iterable[Choice]) -> tuple[Plan, ...]:
+    """Return the plans that can be launched, of several choices; raise if there are none."""
     plans, refusals = [], []
-    for way in ways:
+    for choice in choices:
         try:
-            plans.append(plan(way))
+            plans.append(plan(choice))
         except Unsupported as unsupported:
             refusals.append(unsupported)
     if not plans:
@@ -61,9 +61,9 @@ def sum_plan(
 
     `kernel` names a file and its function, if their names differ from the variant's.
     """
-    view, scatters = view_of(problem), variant == "atomic"
+    view = view_of(problem)
     axes, most = view.axes, max(axis.taps_per_pixel for axis in view.axes)
-    if not scatters and MAX_UNROLLED * most > INT32_MAX:
+    if variant != "atomic" and MAX_UNROLLED * most > INT32_MAX:
         raise Unsupported(
             f"{variant} counts the taps of a pixel along an axis, {INT32_MAX // MAX_UNROLLED} at most, "
             f"but up to {most} land on one"
@@ -90,7 +90,7 @@ def sum_plan(
         by_channels=divisor(shape.channel_groups),
     )
     compiled = {
-        "SCALAR": problem.call.source_scalar,
+        "SCALAR": problem.call.data_scalar,
         "RESULT": problem.element.scalar,
         "ACCUMULATOR": problem.element.accumulator,
         "KERNEL": view.kernel,
@@ -110,7 +110,7 @@ def sum_plan(
         compiled,
         {"shared": shared, **(members or {})},
         **(kernel or {}),
-        atomic_output=scatters,
+        atomic_output=variant == "atomic",
         reads_output=problem.fusion.accumulate,
     )
 
@@ -180,7 +180,7 @@ def _pixels_with_words_of_taps(problem: Problem) -> int:
     """Return the number of pixels whose taps are one word, if both arrays consist of such words, else 1."""
     view = view_of(problem)
     *outer, row = view.axes
-    itemsizes = problem.call.source_element.itemsize, view.itemsize
+    itemsizes = problem.call.data_element.itemsize, view.itemsize
     word = gcd(WIDEST_WORD // max(itemsizes), row.kernel, row.stride) if row.dilation == 1 else 1
     columns = (*view.tap_strides[:-1], *(axis.block_stride for axis in view.axes), *view.blocks_strides)
     image = (*(axis.pixel_stride for axis in outer), *view.array_strides)
@@ -240,7 +240,7 @@ def _plans(problem: Problem, variant: str, part: int, at_most: int) -> tuple[Pla
                 "first_block": offset(row.pad // row.stride),
                 "by_cells": divisor(cells),
             },
-            {"source": "col2im_gather.cu", "symbol": "col2im_gather" + "_words" * words + "_planes" * (planes > 1)},
+            {"file": "col2im_gather.cu", "symbol": "col2im_gather" + "_words" * words + "_planes" * (planes > 1)},
             NUMBERING="pixels" if of_pixels else "parts",
             PART=part,
             WORD=word,

@@ -14,7 +14,7 @@ OVERLAPPING_PLANES_PER_THREAD = 4
 """Guess: most planes that share a thread's index arithmetic if blocks overlap. More planes keep more columns in flight
 and evict the image from the L2 cache before the next block reads it again."""
 
-DIRECT_TAPS = 8
+PER_BLOCK_TAPS = 8
 """Guess, by registers: most taps that a thread of per_block holds at once."""
 
 
@@ -63,7 +63,7 @@ def per_block(problem: Problem, view: View) -> Plan:
             f"per_block knows the taps of a row as it is compiled, in 32 bits, but the last axis has {kernel_width}"
         )
     at_once = taps_at_once(view)
-    taps = DIRECT_TAPS if view.itemsize <= 8 else DIRECT_TAPS // 2
+    taps = PER_BLOCK_TAPS if view.itemsize <= 8 else PER_BLOCK_TAPS // 2
     if at_once > 1 and view.itemsize <= 4:
         taps *= 2  # of half as many planes
     chunk_taps = at_once * chunk_size(kernel_width // at_once, taps // at_once)
@@ -115,6 +115,6 @@ def per_block(problem: Problem, view: View) -> Plan:
             "threads": offset(threads),
             **plane_steps(view),
         },
-        source="im2col_per_block.cu",
+        file="im2col_per_block.cu",
         symbol="im2col_per_block",
     )

@@ -27,7 +27,7 @@ LONG_RUN_BYTES = 512
 PLANES_PER_THREAD = 8
 """Most planes that share a thread's index arithmetic."""
 
-WAVES = 4
+MIN_WAVES = 4
 """Guess: how many times a launch fills the device before its threads take more work each."""
 
 MOVING_THREADS = 256
@@ -320,4 +320,4 @@ def chunk_size(length: int, most: int) -> int:
 
 def device_threads(device: Device) -> int:
     """Count the threads that keep a device busy."""
-    return WAVES * device.multiprocessors * device.threads_per_multiprocessor
+    return MIN_WAVES * device.multiprocessors * device.threads_per_multiprocessor

@@ -43,7 +43,7 @@ def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
 
 def _plan(problem: Problem, rows: int) -> Plan:
     """Plan thread blocks that own `rows` rows of pixels."""
-    view, itemsize, vector = view_of(problem), problem.call.source_element.itemsize, _vector(problem)
+    view, itemsize, vector = view_of(problem), problem.call.data_element.itemsize, _vector(problem)
     *outer, row = view.axes
     taps = row.kernel if rows > 1 else _taps_of_tile(row, vector, itemsize)
     if (needed := _tile_bytes(row, taps, vector, itemsize)) > MOST_TILE_BYTES:
@@ -81,7 +81,7 @@ def _plan(problem: Problem, rows: int) -> Plan:
 
 def _rows(problem: Problem) -> int:
     """Return the rows of pixels of a thread block: several if whole rows of their taps fit into a tile."""
-    view, itemsize, vector = view_of(problem), problem.call.source_element.itemsize, _vector(problem)
+    view, itemsize, vector = view_of(problem), problem.call.data_element.itemsize, _vector(problem)
     *outer, row = view.axes
     if not outer or outer[-1].dilation != 1 or outer[-1].kernel == 1:
         return 1
@@ -100,7 +100,7 @@ def _lanes(blocks: int, words: int) -> int:
 
 def _vector(problem: Problem) -> int:
     """Return the elements of the widest word that divides a row of taps and is aligned in every block."""
-    view, itemsize = view_of(problem), problem.call.source_element.itemsize
+    view, itemsize = view_of(problem), problem.call.data_element.itemsize
     steps = [view.kernel[-1], *(axis.block_stride for axis in view.axes), *view.blocks_strides]
     return word_elements(itemsize, problem.input.alignment, steps)
 

@@ -24,8 +24,8 @@ from gpufold.cpu.arithmetic import (
     round_into,
     shorten_buffers,
 )
+from gpufold.cpu.fused import Weights, weights_of_block
 from gpufold.cpu.tiles import parts_of
-from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.threads import for_each, on_threads

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpufold.calls import PLAIN, Call, Fusion
+from gpufold.calls import PLAIN, Call, FusedOps
 from gpufold.cpu.arithmetic import ALL, Array, divide, shorten_buffers
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed
@@ -23,8 +23,8 @@ Weights: TypeAlias = tuple[Array, ...] | None
 
 
 @dataclass(slots=True)
-class Treatment:
-    """The fused arithmetic of a call: its `Fusion`, with a window's weights in the shape of a block."""
+class FusedArithmetic:
+    """The fused arithmetic of a call: its `FusedOps`, with a window's weights in the shape of a block."""
 
     move: bool = False
     """Whether elements are stored, not added, because no two share a pixel."""
@@ -38,11 +38,11 @@ class Treatment:
     """Divisors of the previous tile, which are reused for other planes; see `average`."""
 
 
-SUM, MOVE = Treatment(), Treatment(move=True)
+SUM, MOVE = FusedArithmetic(), FusedArithmetic(move=True)
 
 
-def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
-    """Return the treatment of a call, with weights in the shape of a block of split columns; strings move."""
+def fused_arithmetic(fusion: FusedOps, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> FusedArithmetic:
+    """Return the fused of a call, with weights in the shape of a block of split columns; strings move."""
     if fusion is PLAIN or fusion == PLAIN:
         return MOVE if is_string(columns.dtype) else SUM
     weights, by_axis = None, None
@@ -56,7 +56,7 @@ def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Ax
             ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
             by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
         weights = weights_of_block(window, kernel)
-    return Treatment(False, weights, by_axis, fusion.reduction, fusion.accumulate)
+    return FusedArithmetic(False, weights, by_axis, fusion.reduction, fusion.accumulate)
 
 
 def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
@@ -68,14 +68,14 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
     return weights.reshape(block_shape)
 
 
-def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
+def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
     """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
-    known = treatment.divisors.get(axes)
+    known = fused.divisors.get(axes)
     if known is None:
-        dtype, plain = ELEMENT_TYPES[total.dtype.name].weight, treatment.weights is None
-        known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, treatment), axes)
-        treatment.divisors.clear()
-        treatment.divisors[axes] = known
+        dtype, plain = ELEMENT_TYPES[total.dtype.name].weight, fused.weights is None
+        known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, fused), axes)
+        fused.divisors.clear()
+        fused.divisors[axes] = known
     divide(total, *known, total)
 
 
@@ -116,19 +116,19 @@ def _counts(axis: Axis) -> Array:
     return _folded(np.ones(axis.kernel, np.int64), (axis,))
 
 
-def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment) -> Array:
+def _sums_of_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> Array:
     """Return the divisors of a plane's pixels, as a new array."""
-    if treatment.by_axis is not None:
-        shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
+    if fused.by_axis is not None:
+        shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, fused.by_axis, strict=True)]
         divisor: Array = reduce(np.multiply.outer, shares)
         for number, axis in enumerate(axes):
             # a pixel that no tap reaches along one axis is uncovered, whatever the other axes sum to
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
         return divisor
-    assert treatment.weights is not None
-    weights = treatment.weights
+    assert fused.weights is not None
+    weights = fused.weights
     few, pixels = zip(*map(_shortened, axes), strict=True)
-    divisor = _folded(weights * weights if treatment.reduction == "least_squares" else weights, few)
+    divisor = _folded(weights * weights if fused.reduction == "least_squares" else weights, few)
     for number, index in enumerate(pixels):
         if index is not None:
             divisor = divisor.take(index, number)

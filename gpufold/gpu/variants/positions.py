@@ -34,7 +34,7 @@ POSITION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedView:
+class PositionsView:
     """Blocks (count, batch, channels, *block) and image (batch, channels, *size) by their strides.
 
     Leading axes that cannot be merged into batch and channels are the first of `size` and `block`, without a position.
@@ -59,7 +59,7 @@ class PlacedView:
 
 
 @lru_cache(maxsize=256)
-def placed_view(problem: Problem) -> PlacedView:
+def positions_view(problem: Problem) -> PositionsView:
     """Name every stride, and merge leading axes that are contiguous in both arrays."""
     geometry = problem.geometry
     assert isinstance(geometry, PositionsGeometry)
@@ -72,7 +72,7 @@ def placed_view(problem: Problem) -> PlacedView:
         lead = [(1, 0, 0)] * (2 - len(lead)) + lead
     (batch, blocks_batch, image_batch), (channels, blocks_channel, image_channel), *rest = lead
     extents, rest_taps, rest_pixels = (tuple(axis[i] for axis in rest) for i in range(3))
-    return PlacedView(
+    return PositionsView(
         problem.element,
         geometry.count,
         batch,
@@ -93,13 +93,13 @@ def placed_view(problem: Problem) -> PlacedView:
 
 def weights_of(problem: Problem) -> int:
     """Count the weights that are loaded for an element."""
-    view = placed_view(problem)
+    view = positions_view(problem)
     return {"none": 0, "separable": len(view.size) - view.fixed, "full": 1}[problem.fusion.window]
 
 
 def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
     """Return the width of an Offset for a kernel whose threads own tiles."""
-    view = placed_view(problem)
+    view = positions_view(problem)
     reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
     return offset_bits(
         items + THREADS,
@@ -114,14 +114,14 @@ def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
     )
 
 
-def placed_plan(
+def positions_plan(
     problem: Problem, variant: str, shape: LaunchShape, reason: str, members: dict[str, Field], **defines: Any
 ) -> Plan:
     """Make a plan with the common parts of all variants; `members` follow the Parameters of kernels/positions.cuh.
 
     `defines` follow the common macros and replace those of the same name.
     """
-    operation, view, element = problem.call.operation, placed_view(problem), problem.element
+    operation, view, element = problem.call.operation, positions_view(problem), problem.element
     takes = operation == "take_blocks"
     shared = struct(
         block_step=wide(view.block_step),
@@ -146,7 +146,7 @@ def placed_plan(
         shape,
         reason,
         {
-            "SCALAR": problem.call.source_scalar,
+            "SCALAR": problem.call.data_scalar,
             "RESULT": defines.get("SCALAR", element.scalar),
             "ACCUMULATOR": element.accumulator,
             "WEIGHT": element.weight_type,
@@ -171,7 +171,7 @@ def _bytes_moved(problem: Problem) -> int:
     placed = geometry.count * len(geometry.size) * POSITION_BYTES
     if problem.call.operation == "take_blocks":
         return placed + prod(geometry.blocks_shape) * itemsize + _bytes_under_blocks(geometry, problem.input, itemsize)
-    added = placed + prod(geometry.blocks_shape) * problem.call.source_element.itemsize
+    added = placed + prod(geometry.blocks_shape) * problem.call.data_element.itemsize
     changed = _bytes_under_blocks(geometry, problem.output, itemsize)
     if problem.weight_out is not None:
         changed += _bytes_under_blocks(replace(geometry, lead=()), problem.weight_out, problem.element.weight_bytes)
@@ -222,7 +222,7 @@ class Tiling:
 @lru_cache(maxsize=256)
 def tiling_of(problem: Problem) -> Tiling:
     """Return what a thread block of output_driven owns: as many sums as fit into registers."""
-    view = placed_view(problem)
+    view = positions_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     shared_by = 1 if problem.weight_out is None else 2  # sums of weights take as many registers
     sums = SUM_BYTES // sum_bytes // shared_by
@@ -237,7 +237,7 @@ def tiling_of(problem: Problem) -> Tiling:
 
 def output_driven(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_output_driven.cu."""
-    view, tiling = placed_view(problem), tiling_of(problem)
+    view, tiling = positions_view(problem), tiling_of(problem)
     groups = view.channels // tiling.planes
     items = view.batch * groups * prod(tiling.along)
     bits = bits_of(problem, items, (tiling.rows * THREADS,) * len(view.size))
@@ -246,11 +246,11 @@ def output_driven(problem: Problem) -> Plan:
     candidates = CANDIDATES if CANDIDATES * THREADS * entry <= LIST_BYTES else 1
     candidates = min(candidates, max(1, -(-view.count // THREADS)))
     list_bytes = (candidates * THREADS + 1) * entry + THREADS // WARP * COUNT_BYTES
-    return placed_plan(
+    return positions_plan(
         problem,
         "output_driven",
         LaunchShape(items, 1, THREADS, tiling.along, groups, bits, list_bytes),
-        "each thread block owns a tile of the image and adds the blocks that meet it, in their order",
+        "each thread block owns a tile of the image and adds the blocks that intersect it, in their order",
         {},
         PLANES=tiling.planes,
         ROWS=tiling.rows,
@@ -262,11 +262,11 @@ def output_driven(problem: Problem) -> Plan:
 
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_atomic.cu."""
-    view = placed_view(problem)
+    view = positions_view(problem)
     check_atomics(problem.call.dtype)
     items = view.count * view.batch * view.channels * prod(view.block)
     bits = bits_of(problem, items, (0,) * len(view.size))
-    return placed_plan(
+    return positions_plan(
         problem,
         "atomic",
         LaunchShape(items, THREADS, THREADS, view.block, view.channels, bits),
@@ -278,11 +278,11 @@ def atomic(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # take_blocks
 
-DIRECT_BYTES, DIRECT_LOADS = 32, 8
+PER_ELEMENT_BYTES, PER_ELEMENT_LOADS = 32, 8
 """Most bytes and loads that a thread has in flight, over its planes."""
-DIRECT_REGISTERS = 22
+PER_ELEMENT_REGISTERS = 22
 """Registers of a thread besides its elements and weights."""
-DIRECT_RESIDENT_BLOCKS = 4
+PER_ELEMENT_RESIDENT_BLOCKS = 4
 """Most thread blocks per multiprocessor in the launch bounds; without a bound, the compiler stores some pixels before
 it loads all."""
 
@@ -293,8 +293,8 @@ def _share(problem: Problem, rows: int) -> tuple[int, int]:
     If planes are many and rows of blocks short, whose sectors few neighbours share, it is half as many planes: an H100
     was faster then.
     """
-    view = placed_view(problem)
-    most = min(DIRECT_LOADS, DIRECT_BYTES // view.element.itemsize)
+    view = positions_view(problem)
+    most = min(PER_ELEMENT_LOADS, PER_ELEMENT_BYTES // view.element.itemsize)
     if view.channels >= most and view.block[-1] < WARP:
         most //= 2
     planes = min(most, 1 << view.channels.bit_length() - 1)
@@ -305,7 +305,7 @@ def per_element(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_per_element.cu."""
     if problem.fusion.mode in BY_INDEX:
         raise Unsupported(f"mode {problem.fusion.mode!r} is taken by index, by no kernel")
-    view = placed_view(problem)
+    view = positions_view(problem)
     axis = max(0, len(view.size) - 2)
     planes, elements = _share(problem, view.block[axis])
     groups = -(-view.channels // planes)
@@ -315,8 +315,8 @@ def per_element(problem: Problem) -> Plan:
     bits = bits_of(problem, items, (elements * step,) * len(view.size))
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
     weight_registers = weights_of(problem) * problem.element.weight_bytes // 4
-    registers = DIRECT_REGISTERS + elements * (planes * -(-view.element.itemsize // 4) + weight_registers)
-    return placed_plan(
+    registers = PER_ELEMENT_REGISTERS + elements * (planes * -(-view.element.itemsize // 4) + weight_registers)
+    return positions_plan(
         problem,
         "per_element",
         LaunchShape(items, THREADS, THREADS, owned, groups, bits),
@@ -327,5 +327,5 @@ def per_element(problem: Problem) -> Plan:
         PLANES=planes,
         ALL_PLANES=int(view.channels % planes == 0),
         ELEMENTS=elements,
-        RESIDENT_BLOCKS=min(DIRECT_RESIDENT_BLOCKS, resident_blocks(THREADS, registers)),
+        RESIDENT_BLOCKS=min(PER_ELEMENT_RESIDENT_BLOCKS, resident_blocks(THREADS, registers)),
     )

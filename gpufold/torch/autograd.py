@@ -20,18 +20,18 @@ from gpufold.arrays import check_bytes
 from gpufold.calls import Call
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.operations import OPERATIONS
-from gpufold.torch.executing import checked, execute, of_torch, watched
-from gpufold.torch.guards import seen_of
+from gpufold.torch.executing import checked, execute, of_torch, profiled
+from gpufold.torch.guards import guard_cache_of
 from gpufold.torch.tensors import (
     WEIGHTS,
     alive,
+    as_kernel_weights,
     check_stored,
     has_gradient,
     is_traced,
     is_transformed,
     name_of,
     narrowed,
-    ready_weights,
     resolved,
     weights_of,
 )
@@ -48,22 +48,22 @@ def compute(
     axes = () if window is None else weights_of(window)
     given = (data, *axes) if positions is None else (data, positions, *axes)
     given = given if out is None else (out, *given)
-    seen = seen_of(call)
-    if not (guards := seen.guards).hold(given):
+    cache = guard_cache_of(call)
+    if not (guards := cache.guards).match(given):
         check_bytes(call, call.result_shape, call.element.itemsize)
         positions, axes = checked(call, data, window, positions, out)
         transformed = is_transformed()
         recorded = transformed or has_gradient(data, out, *axes)
         data = data if recorded else resolved(data)
         own = of_torch(call, data) if recorded and not transformed else None
-        guards = seen.see(given, (data, positions, out, *axes), recorded, own)
+        guards = cache.store(given, (data, positions, out, *axes), recorded, own)
     if guards.of_torch is not None:
-        result: Tensor = watched(call, guards.of_torch, data)
+        result: Tensor = profiled(call, guards.of_torch, data)
         return result
     if not guards.recorded:
         return execute(call, data, axes, positions, out, guards)
-    if call.source:  # narrower data count as if they were converted first
-        call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
+    if call.data_dtype:  # narrower data count as if they were converted first
+        call, data = call._replace(data_dtype=""), data.to(getattr(torch, call.dtype))
     if has_gradient(*axes):
         adjoints.check_gradient(TORCH, call.operation, call.fusion.reduction)
     return apply(call, data, joined(data, axes) if axes else None, positions, out)
@@ -79,7 +79,7 @@ def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...]:
     """Return the tensors of a joined window as kernels can read them."""
     if window is None:
         return ()
-    window = ready_weights(window, WEIGHTS[call.dtype])
+    window = as_kernel_weights(window, WEIGHTS[call.dtype])
     if call.fusion.window != "separable":
         return (window,)
     axes: tuple[Tensor, ...] = torch.split(window, list(call.geometry.block_shape))
@@ -175,7 +175,7 @@ def batched(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | No
 # The autograd.Function
 
 
-class Linear(torch.autograd.Function):
+class LinearFunction(torch.autograd.Function):
     """A call, linear in its data, its window and `out`; the weights of an average have the derivative of a quotient."""
 
     @staticmethod
@@ -228,8 +228,8 @@ def saved(ctx: Any) -> tuple[Any, ...]:
     return tensors
 
 
-_record = super(torch.autograd.Function, Linear).apply
-"""Applies the Function for at most one transform of torch.func; unlike `Linear.apply` it inspects no signature."""
+_record = super(torch.autograd.Function, LinearFunction).apply
+"""Applies the Function for at most one transform of torch.func; unlike its `apply` it inspects no signature."""
 
 
 def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call) -> Tensor:
