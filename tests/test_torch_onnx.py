@@ -133,6 +133,24 @@ def test_the_batch_and_sizes_may_change(dynamo):
         check(model, [columns, window], network(columns, window))
 
 
+@BOTH
+@pytest.mark.peer("onnxruntime")
+def test_blocks_reach_over_the_end_of_any_size(dynamo):
+    """Divisions of negative numbers once lost the last block: ONNX's are towards zero."""
+
+    def around(array):
+        blocks = gpufold.array_to_blocks(array, (3,), strides=2, last="over")
+        return gpufold.blocks_to_array(blocks, array.shape, (3,), strides=2, last="over")
+
+    options = {"dynamic_axes": {"x": [1]}, "input_names": ["x"]}
+    if dynamo:
+        options = {"dynamic_shapes": {"given": ({1: torch.export.Dim("length", min=4)},)}}
+    model = exported(around, [torch.ones(2, 8)], dynamo, **options)
+    for length in (8, 6, 7, 11):
+        array = torch.randint(-9, 10, (2, length)).float()
+        check(model, [array], around(array))
+
+
 def test_what_onnx_cannot_say_is_an_error():
     def follows(columns):
         return gpufold.torch.col2im(columns, (4, 4), (2, 2), pads_begin=columns.shape[1] - 4)

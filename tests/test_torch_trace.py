@@ -179,6 +179,12 @@ def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
     assert not out.any()
 
 
+def test_a_size_that_is_missing_is_named_where_nothing_is_computed():
+    blocks = torch.ones(2, 3, 3, device="meta")
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'block_shape'"):
+        gpufold.blocks_to_array(blocks, (2, 8), strides=2)
+
+
 def network(columns, window):
     length = columns.shape[-1]
     image = gpufold.torch.fold(columns, (length + 2, 6), (3, 6), window=window)

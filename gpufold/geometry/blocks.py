@@ -130,7 +130,7 @@ def _block_axes(
 
 def over_the_end(extent: int, block: int, stride: int) -> int:
     """Return how far the last of the blocks that cover an axis extends beyond its end."""
-    return max(0, -(-(extent - block) // stride)) * stride + block - extent
+    return max(0, (extent - block + stride - 1) // stride) * stride + block - extent  # ONNX divides towards zero
 
 
 def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from gpufold import geometry
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import over_the_end
 from gpufold.torch.tensors import is_in_aten, name_of
 from gpufold.weights import counted, product_of
 
@@ -126,11 +126,21 @@ def _to_array(fold: Fold, blocks: Tensor, shape: Sizes, kernel: Sizes, strides: 
 
 
 def _over_the_ends(size: Sizes, kernel: Sizes, strides: Sizes, over: bool) -> tuple[Sizes, Sizes]:
-    """Return strides, and how far blocks extend beyond the ends; strides past an axis are shortened to it."""
+    """Return strides, and how far blocks extend beyond the ends; strides past a known axis are shortened to it."""
     if not over:
         return strides, [0] * len(kernel)
-    strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
+    strides = [
+        min(stride, max(1, extent)) if type(extent) is int else stride
+        for stride, extent in zip(strides, size, strict=True)
+    ]
     return strides, [over_the_end(*each) for each in zip(size, kernel, strides, strict=True)]
+
+
+def over_the_end(extent: Any, block: Any, stride: Any) -> Any:
+    """Return how far blocks extend beyond the end of an axis, of which torch.jit.trace has the extent as a tensor."""
+    if not isinstance(extent, Tensor):
+        return geometry.over_the_end(extent, block, stride)
+    return ((extent - block + stride - 1) // stride).clamp(min=0) * stride + block - extent
 
 
 def _to_columns(weigh: Weigh, image: Tensor, kernel: Sizes, *steps: Sizes) -> Tensor:

@@ -89,6 +89,8 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
     def recorded(given: tuple[Any, ...], places: Any, named: dict[str, Any]) -> Tensor:
         """Call the operator; sizes may be symbols."""
         values = {**defaults, **dict(zip(like.places, given, strict=False)), **named}
+        if not values.keys() >= {*like.places}:
+            describe(*given, **named)  # raises
         if operators.are_known((*given[:elements], places), [values[size] for size in SIZES[name]]):
             call = call_of(given, places, named)
             check_bytes(call, call.result_shape, call.element.itemsize)

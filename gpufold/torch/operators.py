@@ -28,7 +28,7 @@ from gpufold.adjoints import check_gradient
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, FusedOps
 from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
-from gpufold.geometry import as_integers, over_the_end, sequence
+from gpufold.geometry import as_integers, sequence
 from gpufold.given import shown, word
 from gpufold.names import MARGINS
 from gpufold.operations import OPERATIONS
@@ -167,7 +167,7 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
         mode = word(operation, "mode", values["mode"], calls.MODES)
         if last == "over" and mode != "constant":
             along = zip(data.shape[data.ndim - len(sizes[0]) :], *sizes, strict=True)
-            data, last = tensors.extended(data, [(0, over_the_end(*each)) for each in along], mode), "drop"
+            data, last = tensors.extended(data, [(0, exporting.over_the_end(*each)) for each in along], mode), "drop"
     out = values["array"] if operation == "add_blocks" else None
     data = _in_dtype_of_sums(operation, data, out, values.get("dtype"), reduction, window)
     separable = False
