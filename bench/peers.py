@@ -107,7 +107,9 @@ def _powers(problem: Problem, weights: Any) -> Any:
 
 
 def _composition(problem: Problem, data: Any, threads: int) -> Call:
-    """Copy a sliding window view, or reshape, transpose, copy and slice: moves in one array operation."""
+    """Copy or index a sliding window view, or reshape, transpose, copy and slice: moves in one array operation."""
+    if problem.operation == "take_blocks":
+        return Call(_indexed(problem, data))
     return Call(partial(permuted if problem.operation in SPACE else _windows, problem, data))
 
 
@@ -255,6 +257,20 @@ def _windows(problem: Problem, image: Any) -> Any:
         return blocks.copy()
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
     return blocks.transpose(order).copy().reshape(geometry.blocks_shape)
+
+
+def _indexed(problem: Problem, image: Any) -> Callable[[], Any]:
+    geometry, places, weights = problem.geometry, problem.positions(), problem.block_weights()
+    spatial, before = tuple(range(2, image.ndim)), np.maximum(-places.min(0), 0)
+    after = np.maximum((places + geometry.block_shape).max(0) - geometry.size, 0)
+    pads, index = [(0, 0), (0, 0), *zip(before, after, strict=True)], tuple((places + before).T)
+
+    def run() -> Any:
+        views = np.lib.stride_tricks.sliding_window_view(np.pad(image, pads), geometry.block_shape, spatial)
+        blocks = np.moveaxis(views, spatial, range(len(spatial)))[index]
+        return blocks * weights if problem.window else blocks
+
+    return run
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call:
@@ -699,7 +715,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("gpufold.jax", "jax", CPU, _gpufold_jax, zero_dilation=True),
     Peer("sigpy", "sigpy", BOTH, _sigpy, (*SUMS, *VIEWS[:2]), (1, 2, 3), (*FLOATS[2:], *COMPLEX), **PLAIN),
     Peer("unfoldNd", "unfoldNd", BOTH, partial(_on_tensors, _unfold_nd), SLIDING, (1, 3), **PLAIN),
-    Peer("numpy", "numpy", CPU, _composition, VIEWS, **PLAIN),
+    Peer("numpy", "numpy", CPU, _composition, (*VIEWS, "take_blocks"), **PLAIN),
     Peer("istft", "scipy", CPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
     Peer("istft", "cupyx", GPU, _istft, ("col2im",), (1,), FLOATS[2:], **AVERAGE),
     Peer("two passes", "gpufold", BOTH, _two_passes, SUMS, **AVERAGE),

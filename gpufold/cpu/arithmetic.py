@@ -91,9 +91,9 @@ def repeated(array: Array, shape: Size) -> Array:
 
 
 @cache
-def _as_one(row: int) -> np.dtype[Any]:
+def dtype_of_row(size: int) -> np.dtype[Any]:
     """Return a dtype with the size of a row, in bytes."""
-    return np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
+    return np.dtype(f"u{size}" if size in (1, 2, 4, 8) else (np.void, size))
 
 
 def copy_rows(elements: Array, copy: Array) -> None:
@@ -104,7 +104,7 @@ def copy_rows(elements: Array, copy: Array) -> None:
         for axis in range(elements.ndim - 1, -1, -1) if moves else ():
             row = size * elements.shape[axis]
             if strides[axis] == size == copy_strides[axis] and size < row <= LONG_ROW:
-                as_one = _as_one(row)
+                as_one = dtype_of_row(row)
                 copy.swapaxes(axis, -1).view(as_one)[...] = elements.swapaxes(axis, -1).view(as_one)
                 return
     copy[...] = elements

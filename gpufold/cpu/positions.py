@@ -19,6 +19,7 @@ from gpufold.cpu.arithmetic import (
     Index,
     add_pairs,
     copy_rows,
+    dtype_of_row,
     multiply,
     repeated,
     round_into,
@@ -34,13 +35,16 @@ from gpufold.weights import least_weight
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it."""
 
-LOOKED_UP, TAKEN = 1 << 17, 1 << 16
-"""Elements whose indices are computed at a time, and that are extracted at a time."""
+LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 18
+"""Elements whose indices are computed at a time, and bytes that are extracted at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK, LARGE_BLOCK = 16, 16, 3 << 9, 1 << 17
+FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 15
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
-most elements of each, that are extracted together; least bytes of a block that is cleared around what is extracted, and
-not as a whole, which takes longer."""
+most bytes of each, that are extracted together."""
+
+FEW_ELEMENTS, LARGE_BLOCK = 800, 1 << 17
+"""Most elements of a block beyond the border that is extracted by index; least bytes of one that is cleared around what
+is extracted, and not as a whole, which takes longer."""
 
 
 def add_blocks(
@@ -212,52 +216,73 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         blocks[...] = np.zeros((), blocks.dtype)
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
-    first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
-    axes = array.ndim + first.shape[1]  # of a view of all blocks, at most 64 in NumPy
-    many = axes <= 64 and not array.dtype.hasobject and len(blocks) >= MANY_BLOCKS and blocks[0].size <= SMALL_BLOCK
-    take, nearest = _take_many if many else _take_one_by_one, call.fusion.mode == "edge"
-    most = max(1, TAKEN // blocks[0].size) if many else len(blocks)
+    side, nearest = geometry.block_shape, call.fusion.mode == "edge"
+    first = np.clip(positions, np.negative(side), geometry.size)  # beyond, nothing changes any more
+    room = np.subtract(geometry.size, side)
+    inside = first.clip(0, room)
+    outside = (first != inside).any(axis=1) | (room.min() < 0)
+    beyond: Array = np.flatnonzero(outside)
+    many = len(blocks) >= MANY_BLOCKS and blocks[0].nbytes <= SMALL_BLOCK and not array.dtype.hasobject
+    windows = _windows(array, blocks, room, weights is None) if many and len(beyond) < len(blocks) else None
+    rest = np.arange(len(blocks)) if windows is None else beyond
+    most = max(1, TAKEN_BYTES // blocks[0].nbytes) if many else len(blocks)
+    by_index = nearest or (many and blocks[0].size <= FEW_ELEMENTS)
+
+    def take_windows(windows: tuple[Array, Array], part: slice) -> None:
+        multiply(windows[0][tuple(inside[part].T)], weights, windows[1][part])
+
+    def take(numbers: Array) -> None:
+        few = numbers[outside[numbers]]
+        if by_index:
+            for together in few[None] if many else few[:, None]:
+                _take_beyond(array, blocks, first, weights, nearest, together)
+            numbers, few = numbers[~outside[numbers]], few[:0]
+        if numbers.size:
+            _take_one_by_one(array, blocks, first, weights, numbers, few)
 
     def on(threads: int) -> None:
-        step = min(most, -(-len(blocks) // threads))
-        parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
-        for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts], threads)
+        if windows is not None:  # those beyond the array as far as they lie inside, at first
+            step = min(most, -(-len(blocks) // threads))
+            parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
+            for_each(take_windows, [(windows, part) for part in parts], threads)
+        step = max(1, min(most, -(-len(rest) // threads)))
+        for_each(take, [(rest[start : start + step],) for start in range(0, len(rest), step)], threads)
 
     with np.errstate(all="ignore"):
         if weights is not None:  # copies use no ufunc
             shorten_buffers(blocks)
-        on_threads((take, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
+        kind = take_blocks, most, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides
+        on_threads(kind, blocks.nbytes, on)
 
 
-def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Extract blocks that lie inside the array in one array operation, then the others."""
-    lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
-    room = np.subtract(array.shape[lead:], side)
-    inside = first.clip(0, room)
-    partial: Array = np.flatnonzero((first != inside).any(axis=1))
-    if room.min() < 0:
-        partial = np.arange(len(first))
-    else:
-        shape = (*array.shape[:lead], *(room + 1).tolist(), *side)
-        view = as_strided(array, shape, (*array.strides, *array.strides[lead:]), writeable=False)
-        multiply(np.moveaxis(view[(*(ALL,) * lead, *inside.T)], lead, 0), weights, blocks)
-    if partial.size:
-        _take_beyond(array, blocks, first, weights, nearest, partial)
+def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Array, Array] | None:
+    """View every window of an array (*lead, *size), with its position first, and the blocks.
+
+    A contiguous row of a block that is only copied is one element in both. NumPy has at most 64 axes.
+    """
+    rank, side = len(room), blocks.shape[-len(room) :]
+    lead, steps = array.ndim - rank, array.strides[-rank:]
+    if array.ndim + rank > 64:
+        return None
+    if copied and array.dtype == blocks.dtype and array.itemsize == steps[-1] == blocks.strides[-1]:
+        row = dtype_of_row(side[-1] * array.itemsize)
+        array, blocks, side = array[..., : side[-1]].view(row)[..., 0], blocks.view(row)[..., 0], side[:-1]
+    shape = (*(room + 1).tolist(), *array.shape[:lead], *side)
+    steps = (*steps, *array.strides[:lead], *steps[: len(side)])
+    return as_strided(array, shape, steps, writeable=False), blocks
 
 
-def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Extract each block by its own array operation."""
+def _take_one_by_one(
+    array: Array, blocks: Array, first: Array, weights: Array | None, numbers: Array, beyond: Array
+) -> None:
+    """Extract numbered blocks, each by its own array operation; outside the array, that of `beyond` is zero."""
     rank = first.shape[1]
-    size, side = array.shape[-rank:], blocks.shape[-rank:]
-    partial = np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1)).tolist()
-    apart = set(partial if blocks[0].nbytes >= LARGE_BLOCK and not nearest else ())
-    for number in () if apart else partial:
-        if nearest:
-            _take_beyond(array, blocks, first, weights, True, np.array([number]))
-        else:
-            blocks[number] = np.zeros((), blocks.dtype)
-    for number, pixels, met in _placed(first, side, size):
-        if number in apart:
+    size, side, zero = array.shape[-rank:], blocks.shape[-rank:], np.zeros((), blocks.dtype)
+    apart = set(beyond.tolist()) if blocks[0].nbytes >= LARGE_BLOCK else set()
+    for number in () if apart else beyond.tolist():
+        blocks[number] = zero
+    for place, pixels, met in _placed(first[numbers], side, size):
+        if (number := numbers[place]) in apart:
             apart.remove(number)
             _clear_around(blocks[number], met[1:])
         if weights is None:
@@ -265,7 +290,7 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
         else:
             multiply(array[pixels], weights[met], blocks[number][met])
     for number in apart:
-        blocks[number] = np.zeros((), blocks.dtype)
+        blocks[number] = zero
 
 
 def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
