@@ -41,7 +41,7 @@ class ElementType:
     @property
     def is_half(self) -> bool:
         """Whether sums are made in float32 and rounded once."""
-        return not self.exact and self.itemsize == 2
+        return not self.exact and self.scalar != self.accumulator
 
 
 ELEMENT_TYPES = {
@@ -66,9 +66,9 @@ ELEMENT_TYPES = {
 
 def _holds(wide: str, narrow: str) -> bool:
     """Return whether elements of a narrow dtype may be summed in a wide one: a safe cast in NumPy."""
-    if wide == narrow or wide in ("float16", "bfloat16", "bool"):
+    if wide == narrow or wide == "bool" or ELEMENT_TYPES[wide].is_half:
         return False
-    if narrow == "bfloat16":
+    if ELEMENT_TYPES[narrow].is_half:
         return wide in ("float32", "float64")
     return (wide[:7] == "complex") == (narrow[:7] == "complex") and np.can_cast(narrow, wide, "safe")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gpufold.calls import Call
+from gpufold.calls import SUMS, Call
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.folding import fold, unfold
 from gpufold.cpu.fused import MOVE, Weights, fused_arithmetic
@@ -22,8 +22,8 @@ from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceG
 def fold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:
     """Add the blocks of `data` into `result`, or move batch blocks into space. Every element is written."""
     columns, image, axes = _split(call, data, result)
-    moves = isinstance(call.geometry, SpaceGeometry)
-    fold(columns, image, axes, MOVE if moves else fused_arithmetic(call.fusion, weights, columns, axes))
+    summed = call.operation in SUMS
+    fold(columns, image, axes, fused_arithmetic(call.fusion, weights, columns, axes) if summed else MOVE)
 
 
 def unfold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:

@@ -98,9 +98,10 @@ def _fold_tile(
     accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
     narrow, moves = accumulator != image.dtype, algorithm in (move_together, move_apart)
     if narrow and moves and weights is None and not fused.accumulate and columns.dtype == image.dtype:
-        words = image.view(np.uint16)
-        algorithm(columns.view(np.uint16), words, axes, None)
-        words[words == 1 << 15] = 0  # -0.0: sums start from +0
+        bits = np.dtype(f"u{image.itemsize}")
+        words = image.view(bits)
+        algorithm(columns.view(bits), words, axes, None)
+        words[words == 1 << 8 * image.itemsize - 1] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
     algorithm(columns, total, axes, weights)
