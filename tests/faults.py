@@ -175,7 +175,7 @@ FAULTS = (
           KERNELS + "[col2im-blocks-in-several-segments-0]"),
     # --- blocks at positions of their own
     Fault("positions cut to 32 bits", "kernels/add_blocks_atomic.cu", "        const long long position =\n",
-          "        const int position =\n", KERNELS + "[add_blocks-farthest-0]"),
+          "        const int position =\n", KERNELS + "[add_blocks-farthest-atomic-1]"),
     Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks_per_element.cu",
           "first_pixel(long long position", "first_pixel(int position", KERNELS + "[take_blocks-farthest-0]"),
     # --- stitching
@@ -267,15 +267,18 @@ INLINE_PTX = {
 BARRIER = re.compile(r"__sync\w+\(\);")
 BARRIERS = {
     "add_blocks_binned.cu": ("add_blocks-long-row", "add_blocks-single-elements"),
-    "add_blocks_output_driven.cu": ("add_blocks-every-border", "add_blocks-more-than-a-block-of-threads-tests"),
+    "add_blocks_output_driven.cu": ("add_blocks-every-border", "add_blocks-farthest"),
     "batch_to_space_packed.cu": ("batch_to_space-nchw-odd-crop", "batch_to_space-openvino-page-2d"),
-    "bins.cu": (*["add_blocks-more-than-a-block-of-threads-tests"] * 5, "add_blocks-more-blocks-than-marks"),
+    "bins.cu": (
+        *["add_blocks-more-than-a-block-of-threads-tests-binned-awkward"] * 5,
+        "add_blocks-more-blocks-than-marks",
+    ),
     "col2im_gather.cu": ("col2im-stride-3",),
-    "col2im_gather_blocks.cu": ("col2im-one-tile-of-several-rows", "col2im-bug-3d-columns-with-dilated-kernel"),
+    "col2im_gather_blocks.cu": ("col2im-one-tile-of-several-rows", "col2im-volume"),
     "im2col_packed.cu": ("im2col-blocks-at-a-stride",),
     "im2col_runs.cu": ("im2col-3d-runs", "im2col-run-after-run"),
-    "im2col_staged.cu": ("im2col-column", "im2col-row-after-row"),
-    "packing.cuh": ("im2col-1d-blocks",),
+    "im2col_staged.cu": ("im2col-3d-staged", "im2col-row-after-row"),
+    "packing.cuh": ("im2col-blocks-of-words",),
 }
 """Of each file: for one barrier after the other, the case that must notice that it is gone."""
 

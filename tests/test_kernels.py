@@ -188,7 +188,8 @@ def drawn(row, number) -> Drawn:
     if row.case in FAR_CASES and row.case.arguments["strides"][-1] > 2**20:
         names = [name for name in names if name != "gather"]  # a thread block for every 32 phases of a stride
     if first:
-        names = rng.sample(list(names), min(2 + (row.operation == "add_blocks"), len(names)))
+        order = {name: random.Random(f"{row} {name}").random() for name in names}  # whatever others there are
+        names = sorted(names, key=order.__getitem__)[: 2 + (row.operation == "add_blocks")]
         if row.variant:
             names = [row.variant]
             read = written = "contiguous"
