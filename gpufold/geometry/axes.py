@@ -46,11 +46,7 @@ class Axis(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks that fit along this axis; below 1 if the padded image is smaller than the dilated kernel.
-
-        >>> Axis(size=16, kernel=3, stride=2, dilation=2, pad_begin=1, pad_end=1).blocks
-        7
-        """
+        """Blocks that fit along this axis; below 1 if the padded image is smaller than the dilated kernel."""
         return (self.padded_size - self.dilated_kernel) // self.stride + 1
 
     def pixel(self, block: int, tap: int) -> int:

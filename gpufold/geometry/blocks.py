@@ -144,11 +144,7 @@ def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:
 def array_to_blocks_geometry(
     array_shape: Size, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
-    """Check the sizes of an array_to_blocks call; with last="over" blocks may extend beyond the array.
-
-    >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
-    (2, 7, 5, 4, 4)
-    """
+    """Check the sizes of an array_to_blocks call; with last="over" blocks may extend beyond the array."""
     operation = "array_to_blocks"
     block_shape = _block_shape(operation, block_shape, len(array_shape))
     rank = len(block_shape)
@@ -165,11 +161,7 @@ def array_to_blocks_geometry(
 def blocks_to_array_geometry(
     blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
-    """Check the sizes of a blocks_to_array call; with last="over" blocks may extend beyond the array.
-
-    >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
-    (7, 5)
-    """
+    """Check the sizes of a blocks_to_array call; with last="over" blocks may extend beyond the array."""
     operation = "blocks_to_array"
     output_shape = whole_shape(operation, "output_shape", output_shape)
     block_shape = _block_shape(operation, block_shape, len(output_shape))

@@ -27,11 +27,7 @@ class GridAxis(NamedTuple):
 
 
 def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> tuple[GridAxis, ...]:
-    """Check the sizes of a grid_positions call, and return where blocks begin along each axis.
-
-    >>> grid_of_blocks((11, 4), (4, 4), 3, "shift")
-    (GridAxis(blocks=4, step=3, last=7), GridAxis(blocks=1, step=0, last=0))
-    """
+    """Check the sizes of a grid_positions call, and return where blocks begin along each axis."""
     operation = "grid_positions"
     given = [
         as_integers(operation, name, value)

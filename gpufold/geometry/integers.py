@@ -40,11 +40,7 @@ GeometryT = TypeVar("GeometryT")
 
 
 def as_integers(operation: str, name: str, value: object) -> PerAxis:
-    """Convert an argument to an int or a tuple of ints, exactly, or raise TypeError.
-
-    >>> as_integers("col2im", "strides", [2, 3])
-    (2, 3)
-    """
+    """Convert an argument to an int or a tuple of ints, exactly, or raise TypeError."""
     if type(value) is int:
         return value
     if type(value) is tuple or type(value) is list:

@@ -31,11 +31,7 @@ class PositionsGeometry:
 
 @check_of_sizes()
 def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
-    """Check the sizes of an add_blocks call; the last axis of positions determines the number of spatial axes.
-
-    >>> add_blocks_geometry((3, 100, 200), (7, 3, 8, 9), (7, 2)).block_shape
-    (8, 9)
-    """
+    """Check the sizes of an add_blocks call; the last axis of positions determines the number of spatial axes."""
     operation = "add_blocks"
     count, rank = _count_and_rank(operation, array_shape, positions_shape)
     lead = len(array_shape) - rank
@@ -52,11 +48,7 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
 
 @check_of_sizes()
 def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
-    """Check the sizes of a take_blocks call.
-
-    >>> take_blocks_geometry((3, 100, 200), (7, 2), (8, 9)).blocks_shape
-    (7, 3, 8, 9)
-    """
+    """Check the sizes of a take_blocks call."""
     operation = "take_blocks"
     count, rank = _count_and_rank(operation, array_shape, positions_shape)
     lead = len(array_shape) - rank
@@ -92,11 +84,7 @@ class AverageGeometry(OnAxes):
 
 @check_of_sizes()
 def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
-    """Check the sizes of an average call.
-
-    >>> average_geometry((3, 100, 200), (100, 200)).lead
-    (3,)
-    """
+    """Check the sizes of an average call."""
     lead = len(array_shape) - len(weight_shape)
     if lead < 0 or array_shape[lead:] != weight_shape:
         raise ValueError(

@@ -80,11 +80,7 @@ def col2im_geometry(
     pads_begin: PerAxis = 0,
     pads_end: PerAxis = 0,
 ) -> SlidingGeometry:
-    """Check the sizes of a col2im call; the length of output_size is the number of spatial axes.
-
-    >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).array_shape
-    (3, 3, 16, 16)
-    """
+    """Check the sizes of a col2im call; the length of output_size is the number of spatial axes."""
     operation = "col2im"
     output_size = sequence(operation, "output_size", output_size)
     if len(columns_shape) not in (2, 3):
@@ -120,11 +116,7 @@ def im2col_geometry(
     pads_begin: PerAxis = 0,
     pads_end: PerAxis = 0,
 ) -> SlidingGeometry:
-    """Check the sizes of an im2col call; the length of kernel_size is the number of spatial axes.
-
-    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).blocks_shape
-    (3, 12, 225)
-    """
+    """Check the sizes of an im2col call; the length of kernel_size is the number of spatial axes."""
     operation = "im2col"
     kernel_size = sequence(operation, "kernel_size", kernel_size)
     rank = len(kernel_size)

@@ -109,11 +109,7 @@ def margins_of_pairs(pairs: Any, rank: int) -> tuple[Size, ...]:
 def batch_to_space_geometry(
     data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis = 0, crops_end: PerAxis = 0
 ) -> SpaceGeometry:
-    """Check the sizes of a batch_to_space call.
-
-    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).array_shape
-    (2, 8)
-    """
+    """Check the sizes of a batch_to_space call."""
     operation = "batch_to_space"
     block, begin, end = _block_arguments(
         operation, data_shape, block_shape, crops_begin=crops_begin, crops_end=crops_end
@@ -139,11 +135,7 @@ def batch_to_space_geometry(
 def space_to_batch_geometry(
     data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis = 0, pads_end: PerAxis = 0
 ) -> SpaceGeometry:
-    """Check the sizes of a space_to_batch call.
-
-    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).blocks_shape
-    (10, 2)
-    """
+    """Check the sizes of a space_to_batch call."""
     operation = "space_to_batch"
     block, begin, end = _block_arguments(operation, data_shape, block_shape, pads_begin=pads_begin, pads_end=pads_end)
     batch, *size = data_shape

@@ -18,11 +18,7 @@ INT64_MAX = 2**63 - 1
 
 
 def contiguous_strides(shape: Size) -> Size:
-    """Return the strides, in elements, of a C-contiguous array.
-
-    >>> contiguous_strides((5, 1, 3))
-    (3, 3, 1)
-    """
+    """Return the strides, in elements, of a C-contiguous array."""
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -32,11 +28,7 @@ def contiguous_strides(shape: Size) -> Size:
 
 
 def are_contiguous(shape: Size, strides: Size) -> bool:
-    """Return whether an array is C-contiguous; the strides of axes of length 1 are ignored.
-
-    >>> are_contiguous((5, 1, 3), (3, 7, 1)), are_contiguous((5, 2, 3), (3, 7, 1))
-    (True, False)
-    """
+    """Return whether an array is C-contiguous; the strides of axes of length 1 are ignored."""
     steps = zip(shape, strides, contiguous_strides(shape), strict=True)
     return all(extent == 1 or stride == step for extent, stride, step in steps)
 
@@ -80,9 +72,6 @@ def pack(bits: int, **members: Field) -> bytes:
     """Return the bytes of a parameter struct in its C++ layout, from its members in order.
 
     Padding bytes are zero, so equal structs have equal bytes.
-
-    >>> len(pack(32, size=offset([5, 6, 7]), by_size=divisor(6), stride=wide(1)))
-    32
     """
     dtype, value = _laid_out(bits, members)
     packed = np.zeros((), dtype)

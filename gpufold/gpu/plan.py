@@ -43,11 +43,7 @@ class Operand:
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], alignment: int = 256) -> Operand:
-        """Describe a C-contiguous array.
-
-        >>> Operand.contiguous((2, 3, 4)).strides
-        (12, 4, 1)
-        """
+        """Describe a C-contiguous array."""
         return cls(shape, contiguous_strides(shape), alignment)
 
 

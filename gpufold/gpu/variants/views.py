@@ -294,11 +294,7 @@ class View:
 
 
 def word_elements(itemsize: int, alignment: int, multiples: list[int]) -> int:
-    """Count the elements of the widest word that divides all offsets and the alignment of the arrays.
-
-    >>> word_elements(itemsize=2, alignment=256, multiples=[12, 36])
-    4
-    """
+    """Count the elements of the widest word that divides all offsets and the alignment of the arrays."""
     return gcd(max(1, gcd(alignment, WIDEST_WORD) // itemsize), *multiples)
 
 
