@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -58,15 +57,6 @@ def _plans_by(variant: Variant, problem: Problem) -> tuple[Plan, ...]:
     return plans if isinstance(plans, tuple) else (plans,)
 
 
-@contextmanager
-def _refusals_of(operation: str) -> Iterator[None]:
-    """Prefix errors with the name of the operation that was called."""
-    try:
-        yield
-    except Unsupported as unsupported:
-        raise Unsupported(f"{operation}: {unsupported}") from None
-
-
 def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iterator[Plan]:
     """Yield the plans that can serve a problem, preferred ones first; all are deterministic if the call asks for it.
 
@@ -75,15 +65,15 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
     """
     call, refused = problem.call, {} if refusals is None else refusals
     operands = problem.input, problem.output, problem.weight_out
-    with _refusals_of(call.operation):
+    table, done, problem = VARIANTS[call.operation], set[str](), as_columns(problem)
+    try:
         for operand in filter(None, operands):  # strides of axes of length 1 are passed to kernels too
             offset_bits(sum(map(mul, operand.shape, map(abs, operand.strides))))
-    table, done, problem = VARIANTS[call.operation], set[str](), as_columns(problem)
-    if call.variant != "auto":
-        with _refusals_of(call.operation):
-            plans = _plans_by(table[call.variant], problem)
-        yield from plans
-        return
+        if call.variant != "auto":
+            yield from _plans_by(table[call.variant], problem)
+            return
+    except Unsupported as unsupported:
+        raise Unsupported(f"{call.operation}: {unsupported}") from None
     preferred = RULES[call.operation](problem) if call.operation in RULES else ()
     for name, why in chain(preferred, ((name, None) for name in table)):
         if name in done:
