@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd, prod
-from typing import Any, TypeVar
+from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import Size
@@ -32,10 +32,7 @@ def largest_offset(view: View) -> int:
     return max(columns, image, padded, view.taps, unrolled, view.planes, *planes, *steps)
 
 
-Choice = TypeVar("Choice")
-
-
-def plans_of(plan: Callable[[Choice], Plan], choices: Iterable[Choice]) -> tuple[Plan, ...]:
+def plans_of(plan: Callable[[int], Plan], choices: Iterable[int]) -> tuple[Plan, ...]:
     """Return the plans that can be launched, of several choices; raise if there are none."""
     plans, refusals = [], []
     for choice in choices:
