@@ -11,14 +11,10 @@
 #include "positions.cuh"
 #include "atomic.cuh"
 
-struct AtomicParameters : Parameters {
-    Divisor by_batch;
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_blocks_atomic(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window,
-                      WEIGHT_OUT_ARGUMENT const AtomicParameters p)
+                      WEIGHT_OUT_ARGUMENT const ElementParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)

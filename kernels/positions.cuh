@@ -37,6 +37,10 @@ struct Parameters {
     Divisor by_extent[rank];    // what an item's number is made of, per axis
     Divisor by_channels;        // groups of them
 };
+// Of kernels whose threads own elements of blocks.
+struct ElementParameters : Parameters {
+    Divisor by_batch;
+};
 
 // Whether a block at a position intersects pixels [begin, end), without a sum that could overflow.
 inline __device__ bool intersects(long long position, Offset block, Offset begin, Offset end)

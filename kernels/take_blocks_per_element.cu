@@ -35,14 +35,10 @@ constexpr int planes = PLANES;                    // share the index arithmetic
 constexpr bool all_planes = ALL_PLANES;           // exist for every thread: they divide the channels
 constexpr int along = rank > 1 ? last - 1 : last; // the axis that a thread's elements differ on
 
-struct DirectParameters : Parameters {
-    Divisor by_batch;
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     take_blocks_per_element(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
                             const long long* __restrict__ positions, const Weights window,
-                            const DirectParameters p)
+                            const ElementParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)
