@@ -1,8 +1,5 @@
 // Shared by the batch_to_space kernels: where blocks of the batch go in space.
 //
-//   batch  (*block, batch, *grid)  read, any strides
-//   space  (batch, *size)          each element written once, any strides
-//
 // Along every axis, pixel e of an image is phase (e + crop) % block of block number (e + crop) / block.
 // Elements are copied without arithmetic: Scalar is the unsigned integer of their size.
 //
