@@ -104,28 +104,40 @@ def _last(operation: str, name: str, last: object, _: Size) -> str:
     )
 
 
-def _block_axes(
-    operation: str, shape: Size, block_shape: Size, strides: PerAxis, size_name: str, over: bool
-) -> tuple[Axis, ...]:
-    """Check block and strides, and that a block fits into an array or, with `over`, may extend beyond it."""
-    rank, size = len(block_shape), shape[len(shape) - len(block_shape) :]
-    apart = max(0, sum(extent > 1 for extent in shape[: len(shape) - rank]) - 2)  # as in blocks_as_columns
-    axes = max(len(shape) + rank, 2 + 2 * (apart + rank))
-    check_axes(operation, "block_shape", block_shape, axes, f"blocks of an array of {len(shape)}")
-    strides = expand(operation, "strides", strides, len(block_shape), "block_shape")
+def _geometry(
+    operation: str, shape: Size, block_shape: PerAxis, strides: PerAxis, last: str, name: str, size_name: str
+) -> BlocksGeometry:
+    """Check block and strides, and that a block fits into an array or, with last="over", may extend beyond it."""
+    if isinstance(block_shape, int) and shape:  # one for every axis
+        block_shape = (block_shape,) * len(shape)
+    block_shape = sequence(operation, "block_shape", block_shape)
+    rank, over = len(block_shape), last == "over"
+    lead = len(shape) - rank
+    if lead < 0:
+        got = f"{len(shape)} values: {name}={shape}" if name == size_name else f"rank {len(shape)}: shape {shape}"
+        raise ValueError(
+            f"{operation}: {name} must be (*lead, *size) with {rank} axes of size, one per value of "
+            f"block_shape={block_shape}, got {got}"
+        )
+    check_at_least(operation, name, shape, 0)
+    size, apart = shape[lead:], max(0, sum(extent > 1 for extent in shape[:lead]) - 2)  # as in blocks_as_columns
+    most = max(len(shape) + rank, 2 + 2 * (apart + rank))
+    check_axes(operation, "block_shape", block_shape, most, f"blocks of an array of {len(shape)}")
+    strides = expand(operation, "strides", strides, rank, "block_shape")
     check_at_least(operation, "block_shape", block_shape, 1, SPATIAL)
     check_at_least(operation, "strides", strides, 1, SPATIAL)
     for axis, (extent, block) in enumerate(zip(size, block_shape, strict=True)):
         if block > extent and not over:
             raise ValueError(
                 f"{operation}: a block must fit into the array, got block_shape {block} on {SPATIAL} {axis} (array "
-                f"axis {len(shape) - rank + axis}), where {size_name} is {extent}: block_shape={block_shape}, "
+                f"axis {lead + axis}), where {size_name} is {extent}: block_shape={block_shape}, "
                 f"{size_name} {size} along the spatial axes; last='over' lets blocks extend beyond it"
             )
-    return tuple(
+    axes = tuple(
         Axis(extent, block, stride, 1, 0, over_the_end(extent, block, stride) if over else 0)
         for extent, block, stride in zip(size, block_shape, strides, strict=True)
     )
+    return BlocksGeometry(shape[:lead], axes)
 
 
 def over_the_end(extent: int, block: int, stride: int) -> int:
@@ -133,28 +145,12 @@ def over_the_end(extent: int, block: int, stride: int) -> int:
     return max(0, (extent - block + stride - 1) // stride) * stride + block - extent  # ONNX divides towards zero
 
 
-def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:
-    """Return the block's shape; an integer is one for every axis of the array."""
-    if isinstance(block_shape, int) and rank:
-        return (block_shape,) * rank
-    return sequence(operation, "block_shape", block_shape)
-
-
 @check_of_sizes(last=_last)
 def array_to_blocks_geometry(
     array_shape: Size, block_shape: PerAxis, strides: PerAxis, last: str = "drop"
 ) -> BlocksGeometry:
     """Check the sizes of an array_to_blocks call; with last="over" blocks may extend beyond the array."""
-    operation = "array_to_blocks"
-    block_shape = _block_shape(operation, block_shape, len(array_shape))
-    rank = len(block_shape)
-    if len(array_shape) < rank:
-        raise ValueError(
-            f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
-            f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
-        )
-    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size", last == "over")
-    return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
+    return _geometry("array_to_blocks", array_shape, block_shape, strides, last, "array", "the array's size")
 
 
 @check_of_sizes(last=_last)
@@ -164,18 +160,10 @@ def blocks_to_array_geometry(
     """Check the sizes of a blocks_to_array call; with last="over" blocks may extend beyond the array."""
     operation = "blocks_to_array"
     output_shape = whole_shape(operation, "output_shape", output_shape)
-    block_shape = _block_shape(operation, block_shape, len(output_shape))
-    rank = len(block_shape)
-    if len(output_shape) < rank:
-        raise ValueError(
-            f"{operation}: output_shape must be (*lead, *size) with {rank} axes of size, one per value of "
-            f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
-        )
-    check_at_least(operation, "output_shape", output_shape, 0)
-    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape", last == "over")
-    geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
+    geometry = _geometry(operation, output_shape, block_shape, strides, last, "output_shape", "output_shape")
     if blocks_shape != geometry.blocks_shape:
-        lead, size = blocks_shape[: max(0, len(blocks_shape) - 2 * rank)], output_shape[-rank:]
+        rank = len(geometry.axes)
+        lead, size = blocks_shape[: max(0, len(blocks_shape) - 2 * rank)], geometry.size
         if lead and lead != geometry.lead and blocks_shape[len(lead) :] == geometry.blocks_shape[-2 * rank :]:
             raise ValueError(
                 f"{operation}: output_shape must be the whole shape of the array, (*lead, *size) = {(*lead, *size)} "
@@ -183,7 +171,8 @@ def blocks_to_array_geometry(
             )
         raise ValueError(
             f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
-            f"output_shape={output_shape}, block_shape={block_shape}, "
-            f"strides={tuple(axis.stride for axis in axes)}{', last=over' * (last == 'over')}, got shape {blocks_shape}"
+            f"output_shape={output_shape}, block_shape={geometry.block_shape}, "
+            f"strides={tuple(axis.stride for axis in geometry.axes)}{', last=over' * (last == 'over')}, "
+            f"got shape {blocks_shape}"
         )
     return geometry
