@@ -9,6 +9,8 @@ from gpufold.geometry.axes import Axis, OnAxes
 from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, check_of_sizes, expand, sequence
 
 SPATIAL = "spatial axis"
+PER_AXIS = ("kernel_size", "strides", "dilations", "pads_begin", "pads_end")
+"""The arguments of a call that become the fields of an `Axis` after its size, in their order."""
 MOST_CHANNELS = 4
 """Most channels for which an error asks whether an image is channels last."""
 
@@ -50,7 +52,7 @@ def _sliding_axes(
 ) -> tuple[Axis, ...]:
     """Check every per-axis argument, and that a block fits into the image; return the axes."""
     check_axes(operation, rank_name, size, 2 + 2 * len(size), "columns with kernel and blocks apart")
-    named = zip(_PER_AXIS, given, strict=True)
+    named = zip(PER_AXIS, given, strict=True)
     per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in named}
     for name, values in {size_name: size, **per_axis}.items():
         check_at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1, SPATIAL)
@@ -99,9 +101,10 @@ def col2im_geometry(
         )
     geometry = SlidingGeometry((*lead, rows // taps), axes)
     if length != geometry.blocks_shape[-1]:
+        named = zip(("output_size", *PER_AXIS), zip(*axes, strict=True), strict=True)
         raise ValueError(
             f"{operation}: data axis {len(lead) + 1} must be the number of blocks, got {length} "
-            f"(shape {columns_shape}), but {_given(axes, 'output_size')} give "
+            f"(shape {columns_shape}), but {', '.join(f'{name}={values}' for name, values in named)} give "
             f"{' * '.join(map(str, geometry.num_blocks))} = {geometry.blocks_shape[-1]} blocks"
         )
     return geometry
@@ -130,13 +133,3 @@ def im2col_geometry(
     given = kernel_size, strides, dilations, pads_begin, pads_end
     axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", given, image_shape)
     return SlidingGeometry(image_shape[:lead], axes)
-
-
-_PER_AXIS = ("kernel_size", "strides", "dilations", "pads_begin", "pads_end")
-"""The arguments of a call that become the fields of an `Axis` after its size, in their order."""
-
-
-def _given(axes: tuple[Axis, ...], size_name: str) -> str:
-    """Return the sizes of a call in words, for messages."""
-    values = zip(*axes, strict=True)
-    return ", ".join(f"{name}={value}" for name, value in zip((size_name, *_PER_AXIS), values, strict=True))
