@@ -53,7 +53,6 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
             f"{operation}: block_shape must have {rank} values, one per axis of data, 1 for the batch first, got "
             f"{shown(block_shape)}{rewrite}"
         )
-    block_shape = expand(operation, "block_shape", block_shape, rank, "data")
     check_axes(operation, "block_shape", block_shape, 2 * rank, "data with block and grid apart")
     check_at_least(operation, "block_shape", block_shape, 1)
     if block_shape[0] != 1:
@@ -63,13 +62,11 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
         )
     margins = []
     for name, margin in given.items():
-        if isinstance(margin, int):
-            if margin:
-                raise TypeError(
-                    f"{operation}: {name} must have {rank} values, one per axis of data, 0 for the batch first, got "
-                    f"{shown(margin)}; an integer does not say which axes are spatial"
-                )
-            margin = (0,) * rank
+        if isinstance(margin, int) and margin:
+            raise TypeError(
+                f"{operation}: {name} must have {rank} values, one per axis of data, 0 for the batch first, got "
+                f"{shown(margin)}; an integer does not say which axes are spatial"
+            )
         margin = expand(operation, name, margin, rank, "data")
         check_at_least(operation, name, margin, 0)
         if margin[0] != 0:
