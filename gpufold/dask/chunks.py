@@ -11,7 +11,6 @@ from functools import wraps
 from itertools import accumulate, pairwise
 from math import prod
 from operator import getitem
-from types import ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import dask
@@ -58,14 +57,14 @@ def known_array(operation: str, name: str, array: Any) -> da.Array:
 
 def checked(call: Call, array: Any, window: Any = None) -> Any:
     """Check a call's dtype, variant and window, and return the window's weights as a node of the graph."""
-    library = library_of(call.operation, "a chunk", array._meta)
     check_dtype(call.operation, OPERATIONS[call.operation].data, array.dtype)
-    check_variant(call, library is np)
-    return None if window is None else weights_of(call, library, window, array)
+    check_variant(call, library_of(call.operation, "a chunk", array._meta) is np)
+    return None if window is None else weights_of(call, window, array)
 
 
-def weights_of(call: Call, library: ModuleType, window: Any, array: Any) -> Any:
+def weights_of(call: Call, window: Any, array: Any) -> Any:
     """Return copies of a window's weights as a node of the graph, because the caller may change them before it runs."""
+    library = library_of(call.operation, "a chunk", array._meta)
     weights = as_weights(call, library, window, array._meta)
     with device_of(library, weights[0]):
         return delayed(tuple(each.copy() for each in weights), pure=True)

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
-from gpufold.arrays import check_bytes, library_of
+from gpufold.arrays import check_bytes
 from gpufold.calls import REDUCTIONS, Call, Reduction, check_dtype
 from gpufold.dask.chunks import (
     add_pieces,
@@ -67,8 +67,7 @@ def stitch(
     positions = near_positions(geometry, known_positions("stitch", positions, blocks, "blocks"))
     weights = None
     if window is not None:
-        library = library_of("stitch", "a chunk of blocks", blocks._meta)
-        weights = weights_of(call, library, known_window("stitch", window, geometry.block_shape), blocks)
+        weights = weights_of(call, known_window("stitch", window, geometry.block_shape), blocks)
     axes, shape = range(lead, lead + rank), geometry.array_shape
     cut = cut_axes(call, chunks, axes, blocks.chunks[1 : 1 + lead], shape, dtype)
     blocks = blocks.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
