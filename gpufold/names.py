@@ -99,13 +99,7 @@ def suggests_keywords(function: FunctionT) -> FunctionT:
 
 @contextmanager
 def speaking_for(name: str, *others: str) -> Iterator[None]:
-    """Raise errors of the inner functions or classes `others` under the name of the calling function.
-
-    >>> with speaking_for("map_tiles", "take_blocks"):
-    ...     raise ValueError("take_blocks: mode must be one of constant, edge, got 'zero'")
-    Traceback (most recent call last):
-    ValueError: map_tiles: mode must be one of constant, edge, got 'zero'
-    """
+    """Raise errors of the inner functions or classes `others` under the name of the calling function."""
     try:
         yield
     except Exception as error:
@@ -121,12 +115,7 @@ def renamed(said: str, names: Mapping[str, str]) -> str:
 
 
 def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
-    """Return the error for arguments that do not fit a function's signature, or None if they fit.
-
-    >>> import gpufold
-    >>> print(misfit(gpufold.grid_positions, "grid_positions", ((8, 8), 4, 2), {}))
-    grid_positions: takes 2 positional arguments (size, block_shape), got 3; pass the others by name: strides, last
-    """
+    """Return the error for arguments that do not fit a function's signature, or None if they fit."""
     parameters = signature(function).parameters
     unknown = [word for word in named if word not in parameters]
     if unknown:
@@ -169,14 +158,7 @@ def rewritten(name: str, given: Sequence[Any], named: Mapping[str, Any]) -> str:
 def unknown_keyword(
     function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None, advice: str = ""
 ) -> TypeError:
-    """Return the error for keywords that a function, by its public name, does not have.
-
-    >>> import numpy, gpufold
-    >>> print(unknown_keyword(gpufold.im2col, "im2col", ["stride"]))
-    im2col: unexpected keyword 'stride'; did you mean 'strides'?
-    >>> print(unknown_keyword(gpufold.im2col, "im2col", ["chunks"], numpy.ndarray))
-    im2col: chunks is only for a dask.array.Array, got a numpy.ndarray
-    """
+    """Return the error for keywords that a function, by its public name, does not have."""
     word, *_ = given
     if word in WHOSE:
         got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"

@@ -54,11 +54,7 @@ class Axis(NamedTuple):
         return block * self.stride + tap * self.dilation - self.pad_begin
 
     def reach(self, tap: int) -> range:
-        """Return the blocks whose tap lands inside the image: consecutive, maybe none.
-
-        >>> Axis(size=4, kernel=3, stride=1, dilation=1, pad_begin=1, pad_end=1).reach(0)
-        range(1, 4)
-        """
+        """Return the blocks whose tap lands inside the image: consecutive, maybe none."""
         offset = tap * self.dilation - self.pad_begin
         first = max(0, -(offset // self.stride))
         last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)
@@ -124,11 +120,7 @@ class Axis(NamedTuple):
 
     @property
     def uncovered(self) -> list[slice]:
-        """The pixels that no tap lands on.
-
-        >>> Axis(size=11, kernel=2, stride=4, dilation=1, pad_begin=0, pad_end=0).uncovered
-        [slice(2, 4, None), slice(6, 8, None), slice(10, 11, None)]
-        """
+        """The pixels that no tap lands on."""
         if self.dilation and self.blocks < self.kernel:
             return self.turned.uncovered
         if (self.dilation == 1 and self.stride <= self.kernel) or (self.stride == 1 and self.dilation <= self.blocks):
