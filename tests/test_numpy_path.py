@@ -227,7 +227,7 @@ MOVING = (
     Call("im2col", np.empty((1, 2, 5)), ((2, 2),), {"strides": (1, 2), "pads_end": (0, 1)}),
     Call("col2im", np.empty((4, 2)), ((2, 5), (2, 2)), {"strides": (1, 2)}),
     Call("array_to_blocks", np.empty((40, 41)), ((7, 7),)),
-    Call("blocks_to_array", np.empty((2, 2)), ((5,), (2,)), {"strides": 2}),
+    Call("blocks_to_array", np.empty((1, 2, 3, 2)), ((3, 5), (3, 2)), {"strides": (1, 2)}),  # one block along an axis
     *calls_of(SPACE_CASES[5], np.float64),
     Call("take_blocks", np.empty((40, 41)), ([(row, 2 * row) for row in range(16)], (3, 4))),
     *(Call("take_blocks", np.empty((4, 5)), ([(-1, 3), (2, 2)], (2, 3)), {"mode": mode}) for mode in MODES),
@@ -261,13 +261,6 @@ def test_elements_that_move_may_be_strings_and_of_another_byte_order(kind, every
         moved, got = call.on(numbers), call.on(numbers.astype("U3").astype(dtype))
         assert got.dtype.isnative
         assert (got == np.where(moved, moved.astype("U3"), nothing).astype(dtype)).all(), call
-
-
-def test_a_block_alone_has_none_to_overlap():
-    """However small its stride is: strings, which cannot be added, are put there."""
-    words = np.array([["one", "two", "three"]])
-    assert gpufold.blocks_to_array(words, (3,), 3, strides=1).tolist() == words[0].tolist()
-    assert gpufold.col2im(words.reshape(1, 3, 1), (3,), (3,), strides=1).tolist() == words[None].tolist()
 
 
 LARGE_CASES = (
