@@ -84,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_measuring(parser: argparse.ArgumentParser, *devices: str) -> None:
-    """Add the options of measurements."""
     parser.add_argument("--device", choices=devices, default=devices[0])
     parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
     parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")

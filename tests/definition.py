@@ -81,7 +81,6 @@ def weight_of(tap, window, dtype, reduction="sum", least=None):
 
 
 def divisor(size, kernel, strides, dilations, pads_begin, pads_end, reduction, window, dtype):
-    """What the sum at each pixel is divided by."""
     least = least_weight(reduction, window, dtype)
     if isinstance(window, tuple) and reduction == "mean":  # separable: a factor per axis
         window = tuple(np.array([at_least(each, least) for each in axis.astype(dtype)]) for axis in window)

@@ -63,7 +63,6 @@ POOL = (
 
 
 def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
-    """Yield every mutant of a file."""
     content = path.read_bytes()
     found = _of_python(content) if path.suffix == ".py" else _of_cuda(content)
     for start, old, new in sorted(set(found)):

@@ -192,7 +192,6 @@ def _average(rng, extreme):
 
 
 def _arrays(rng, extreme, call):
-    """Describe the arrays of a call."""
     read, written = _laid_out(rng, call.data_shape, extreme, True), _laid_out(rng, call.result_shape, extreme, False)
     if isinstance(call.geometry, SlidingGeometry) and rng.random() < 0.3:
         columns = _together(call.geometry)

@@ -112,7 +112,6 @@ GIVEN = RIGHT | {"onnx.col2im": OF_ONNX}
 
 
 def call(name, arrays):
-    """Call a public function on these arrays."""
     return attrgetter(name)(gpufold)(**GIVEN[name] | arrays)
 
 

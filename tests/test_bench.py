@@ -200,7 +200,6 @@ def one_off(problem, data, threads):
 
 
 def tiny_row(clock, peers=()):
-    """Measure a tiny problem."""
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
     row = row_of(problem, "float32")
     Bench("cpu", "", clock, 1, 0.001, peers).measure(problem, "float32", row)
@@ -567,7 +566,6 @@ def test_a_stop_loses_the_row_under_way_alone(capsys, tmp_path, monkeypatch):
 
 
 def without_packages(*words, blocked):
-    """Run a command where some packages are not installed."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; sys.exit(main())"
     )

@@ -42,7 +42,6 @@ def sample_plan(symbol, input, output, parameters=bytes(4), threads=256, blocks=
 
 
 def run(mode, symbol, input, output, *given, seed=0, **options):
-    """Run a sample kernel."""
     plan = sample_plan(symbol, input, output, *given, **options)
     hostcuda.run(plan, Arrays(input, output), mode, seed, SAMPLES)
 

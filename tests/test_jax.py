@@ -281,7 +281,6 @@ class Buffer:
 
 @pytest.fixture(params=[pytest.param("stand-in", marks=[pytest.mark.peer("cupy"), pytest.mark.hostcuda])])
 def launches(monkeypatch):
-    """The launches of JAX's programs."""
     on_gpu = primitive.on_gpu
 
     def callback(call, _, result, *operands):

@@ -105,7 +105,6 @@ def placed(shape, block, count, variant="auto", dtype="float32", deterministic=T
 
 
 def taking(shape, block):
-    """Plan the extraction of a few blocks."""
     geometry = take_blocks_geometry(shape, (9, len(block)), block)
     return planned(Call("take_blocks", geometry, "float32"), contiguous(shape), contiguous(geometry.blocks_shape))
 

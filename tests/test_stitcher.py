@@ -33,7 +33,6 @@ class Batch(NamedTuple):
     """Those of its blocks."""
 
     def part(self, rows):
-        """Return some of its blocks."""
         weights = None if self.weights is None else self.weights[rows]
         return self._replace(blocks=self.blocks[rows], positions=self.positions[rows], weights=weights)
 

@@ -34,8 +34,6 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a kernel."""
-
     registers: int
     stack_bytes: int
     """More than zero if registers are spilled."""

@@ -75,8 +75,6 @@ class _CUDAError(RuntimeError):
 
 
 class CUDARuntimeError(_CUDAError):
-    """An error of the CUDA runtime."""
-
     NAMES: ClassVar = {
         101: "cudaErrorInvalidDevice",
         700: "cudaErrorIllegalAddress",
@@ -86,8 +84,6 @@ class CUDARuntimeError(_CUDAError):
 
 
 class CUDADriverError(_CUDAError):
-    """An error of the CUDA driver."""
-
     NAMES: ClassVar = {400: "CUDA_ERROR_INVALID_HANDLE", 900: "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}
 
 

@@ -403,7 +403,6 @@ def work(plan: Plan, arrays: Arrays, device: Device = H200, kernels: Path = KERN
 
 
 def _run(plan: Plan, arguments: tuple[Argument, ...], architecture: int, kernels: Path) -> Counters:
-    """Execute one launch."""
     code = _code(plan.file, plan.symbol, plan.defines, architecture, kernels)
     shared_bytes = cubin.resources(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
