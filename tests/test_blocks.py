@@ -90,13 +90,7 @@ def test_blocks_beside_a_pixel_leave_the_sign_of_its_weight(variant):
 @pytest.mark.parametrize("before", [0, 0x5A])
 def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monkeypatch):
     """Whatever the scratch memory holds, and where notes have more bits than offsets."""
-
-    def scratch_of(plan):
-        scratch = np.full(plan.scratch_bytes, before, np.uint8)
-        scratch[: plan.zeroed_bytes] = 0
-        return scratch
-
-    monkeypatch.setattr(hostcuda.execute, "scratch_of", scratch_of)
+    monkeypatch.setattr(hostcuda.execute, "POISON", before)
     monkeypatch.setattr(parameters, "INT32_MAX", 1 << 21)
     size, count = (3, 70), 300
     positions = np.random.default_rng(0).integers([0, 0], size, (count, 2))

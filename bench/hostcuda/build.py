@@ -42,14 +42,10 @@ KERNEL_FLAGS: dict[Build, list[str]] = {
 }
 """Little optimisation: g++ takes far longer than the kernels run, and `__forceinline__` holds anyway."""
 
-
-def _vector_flags() -> list[str]:
-    """Return the flags with which this machine computes eight lanes of a warp at a time."""
-    facts = Path("/proc/cpuinfo")
-    return ["-mavx2"] if facts.exists() and "avx2" in facts.read_text().split() else []
-
-
-RUNTIME = ["-O3", "-DHOSTCUDA_OBSERVED=1", "-ffp-contract=off", "-frounding-math", *_vector_flags()]
+FACTS = Path("/proc/cpuinfo")
+RUNTIME = ["-O3", "-DHOSTCUDA_OBSERVED=1", "-ffp-contract=off", "-frounding-math"]
+if FACTS.exists() and "avx2" in FACTS.read_text().split():
+    RUNTIME.append("-mavx2")  # computes eight lanes of a warp at a time
 
 
 class BuildError(Exception):

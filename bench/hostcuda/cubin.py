@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gpufold.gpu.plan import Device, Plan
+from gpufold.gpu.plan import Plan
 from gpufold.gpu.sources import source_text
 
 from .build import KERNELS, Defines, cuda_headers, file_of_wheel, keep, with_includes
@@ -149,12 +149,6 @@ def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Re
     if shared_bytes and architecture >= 90:
         shared_bytes -= RESERVED_SHARED_BYTES
     return Resources(registers, stack_bytes, shared_bytes)
-
-
-def architecture_of(device: Device) -> int:
-    """Return the architecture that machine code is made for, 90 for compute capability 9.0."""
-    major, minor = device.compute_capability
-    return 10 * major + minor
 
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:

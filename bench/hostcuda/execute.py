@@ -74,19 +74,14 @@ def launches_of(plan: Plan, arrays: Arrays) -> Iterator[list[tuple[Plan, tuple[A
         arguments.append((Placed(weight_out, writable=True, once=once),))
     launches: list[tuple[Plan, tuple[Argument, ...]]] = []
     if plan.scratch_bytes:
-        scratch = (Placed(scratch_of(plan), writable=True, known=plan.zeroed_bytes),)
+        memory = np.full(plan.scratch_bytes, POISON, np.uint8)
+        memory[: plan.zeroed_bytes] = 0
+        scratch = (Placed(memory, writable=True, known=plan.zeroed_bytes),)
         launches = [(step, (arguments[2], scratch, step.parameters)) for step in plan.prologue]
         arguments.append(scratch)
     yield [*launches, (plan, (*arguments, plan.parameters))]
     for number, placed in arrays_of(arguments):
         placed.bring_back(f"argument {number} of {plan.symbol}")
-
-
-def scratch_of(plan: Plan) -> NDArray:
-    """Return scratch memory as a plan's first launch finds it."""
-    scratch = np.full(plan.scratch_bytes, POISON, np.uint8)
-    scratch[: plan.zeroed_bytes] = 0
-    return scratch
 
 
 def _launch(path: Path, step: Plan, arguments: tuple[Argument, ...], build: Build, seed: int) -> str:

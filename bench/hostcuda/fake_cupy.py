@@ -523,21 +523,11 @@ class ndarray:
 
     def set(self, arr, stream=None):
         assert (arr.dtype, arr.shape) == (self.dtype, self.shape)
-        stream = get_current_stream() if stream is None else stream
         copied, elements = arr.copy(), self._elements
         _queue(lambda: np.copyto(elements, copied), stream, self.data.device_id)
 
     def __array__(self, dtype=None, copy=None):
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
-
-    def __abs__(self):
-        return _combine(np.abs, self)
-
-    def any(self):
-        return _combine(np.any, self)
-
-    def sum(self):
-        return _combine(np.sum, self)
 
     def __int__(self):
         return int(self.get().item())
@@ -590,6 +580,8 @@ def _flushing(function):
     return lambda *operands: _flushed(function(*map(_flushed, operands)))
 
 
+for _name, _function in {"__abs__": np.abs, "any": np.any, "sum": np.sum}.items():
+    setattr(ndarray, _name, lambda self, of=_function: _combine(of, self))
 for _name in ["eq", "ne", "gt", "ge", "lt", "le", "add", "sub", "rsub", "mul", "rmul", "truediv", "mod", "and"]:
     _function = getattr(np.ndarray, f"__{_name}__")
     setattr(ndarray, f"__{_name}__", lambda self, other, of=_function: _combine(_flushing(of), self, other))
