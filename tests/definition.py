@@ -4,7 +4,7 @@ Loops run over blocks and taps in lexicographic order, the order in which sums a
 channels are left to NumPy. Slow, so for small arrays.
 """
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import product
 from math import prod
 
@@ -84,12 +84,9 @@ def divisor(size, kernel, strides, dilations, pads_begin, pads_end, reduction, w
     least = least_weight(reduction, window, dtype)
     if isinstance(window, tuple) and reduction == "mean":  # separable: a factor per axis
         window = tuple(np.array([at_least(each, least) for each in axis.astype(dtype)]) for axis in window)
-        result = np.ones((), dtype)
-        for number, (weights, *axis) in enumerate(
-            zip(window, size, kernel, strides, dilations, pads_begin, pads_end, strict=True)
-        ):
-            share = divisor(*((value,) for value in axis), reduction, weights, dtype)
-            result = share if number == 0 else result[..., None] * share
+        axes = zip(window, size, kernel, strides, dilations, pads_begin, pads_end, strict=True)
+        shares = [divisor(*((value,) for value in axis), reduction, weights, dtype) for weights, *axis in axes]
+        result = reduce(np.multiply.outer, shares)
         # where nothing lands along an axis, nothing does, whatever the others' weights
         landed = divisor(size, kernel, strides, dilations, pads_begin, pads_end, "mean", None, dtype)
         return np.where(landed == 0, 0, result)

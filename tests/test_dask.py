@@ -40,8 +40,6 @@ from test_kernels import Row, drawn, drawn_call
 import gpufold
 import gpufold.dask
 
-OPERATIONS = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "batch_to_space", "space_to_batch")
-
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
@@ -349,7 +347,7 @@ def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
     """Each result has the window, the positions and the sizes of its call, and a name of its own."""
     arrays, arguments = EVERY[name]
     function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
-    block = (2, 2) if name in OPERATIONS else (4, 5)
+    block = (4, 5) if PLACES in arguments else (2, 2)
     window = np.ones(block, np.float32) if kind == "full" else [np.ones(side, np.float32) for side in block]
     given = [np.array(each) if np.ndim(each) else each for each in arguments]
     options = {"chunks": [2, 3][: CUT[name]]} if name in CUT else {}

@@ -9,11 +9,11 @@ import runpy
 import subprocess
 import tomllib
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import CHECKOUT as ROOT
 from processes import python
 
 import gpufold
@@ -24,7 +24,6 @@ from bench.results import Run, geometric_mean
 from gpufold.extras import SUBMODULES
 from gpufold.gpu.devices import device_named
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))

@@ -18,7 +18,7 @@ import torch
 from cases import assert_same_bits, fold
 from fronts import AVERAGED, BEYOND, EMPTY, EVERY, FOLDED, LINEAR, PLACES, as_array, as_tensor, call_by, named
 from processes import python
-from test_wrong_arguments import TABLE, TORCH, made, names_of
+from test_wrong_arguments import TABLE, TORCH, made, names_of, read_only
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -341,13 +341,6 @@ POSITIONED = {
         torch.zeros(5, 4), tensor.expand(4, 5, 4), places, window=tensor, weight_out=torch.zeros(5, 4)),
     "Stitcher": lambda tensor, places: stitch(tensor[:3, :2].expand(4, 3, 2), places),
 }  # fmt: skip
-
-
-def read_only(places):
-    """Return a view of an array that nobody can write into by it."""
-    view = places.view()
-    view.flags.writeable = False
-    return view
 
 
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable:UserWarning")

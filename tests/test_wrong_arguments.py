@@ -61,9 +61,10 @@ def raising(method, error=RuntimeError):
 
 
 def read_only(given):
-    given = np.array(given)
-    given.flags.writeable = False
-    return given
+    """Return a view of an array that nobody can write into by it."""
+    view = np.asarray(given).view()
+    view.flags.writeable = False
+    return view
 
 
 def codes(text):
