@@ -28,6 +28,8 @@ from gpufold.calls import MODES
 RNG = np.random.default_rng(0)
 IMAGE = RNG.random((3, 50, 70), np.float32)
 
+mapped = partial(gpufold.map_tiles, array=IMAGE, block_shape=(16, 16), strides=12)
+
 
 @pytest.mark.parametrize("batch", [1, 5, 1000])
 @pytest.mark.parametrize("last", ["shift", "even", "over"])
@@ -53,7 +55,7 @@ def test_tiles_may_become_larger_or_smaller(last):
     def larger(tiles):
         return tiles.repeat(2, -2).repeat(3, -1)
 
-    got = gpufold.map_tiles(larger, IMAGE, (16, 16), strides=12, last=last)
+    got = mapped(larger, last=last)
     np.testing.assert_allclose(got, larger(IMAGE), rtol=1e-6)
     got = gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), strides=8, last=last)
     np.testing.assert_allclose(got, IMAGE[:, ::2, ::2], rtol=1e-6)
@@ -68,7 +70,7 @@ def test_slabs_are_finished_as_they_are_ready():
         rows.append(slab.shape[-2])
         return slab.argmax(0)
 
-    got = gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, finish=labels)
+    got = mapped(np.copy, finish=labels)
     np.testing.assert_array_equal(got, IMAGE.argmax(0))
     assert len(rows) > 3
     assert sum(rows) == 50
@@ -132,9 +134,8 @@ def test_channels_that_come_last_are_an_axis_of_the_tile():
         assert tiles.shape[1:] == (16, 16, 3)
         return np.stack([tiles.sum(-1), tiles[..., 0]], -1).repeat(2, 1).repeat(2, 2)
 
-    got = gpufold.map_tiles(
-        two, image, (16, 16, 3), strides=(12, 12, 3), window=(*[np.repeat(axis, 2)] * 2, np.ones(2))
-    )
+    window = (*[np.repeat(axis, 2)] * 2, np.ones(2))
+    got = gpufold.map_tiles(two, image, (16, 16, 3), strides=(12, 12, 3), window=window)
     assert got.shape == (100, 140, 2)
     np.testing.assert_allclose(got[::2, ::2, 0], image.sum(-1), rtol=1e-5)
     np.testing.assert_allclose(got[1::2, ::2, 1], image[..., 0], rtol=1e-5)
@@ -150,20 +151,15 @@ def test_axes_smaller_than_a_tile_lie_in_its_middle():
 
 def test_what_no_tile_covers_is_refused_or_filled():
     for options in ({"last": "drop"}, {"strides": 17}):
-        given = {"block_shape": (16, 16), "strides": 12, **options}
-        with pytest.raises(
-            ValueError, match=r"^map_tiles: .* spatial axis 0 \(array axis 1\), .* fill_value=0 to fill"
-        ):
-            gpufold.map_tiles(lambda tiles: pytest.fail("asked"), IMAGE, **given)
-        got = gpufold.map_tiles(np.copy, IMAGE, fill_value=np.nan, **given)
+        with pytest.raises(ValueError, match=r"^map_tiles: .* spatial axis 0 \(array axis 1\), .* fill_value=0 to"):
+            mapped(lambda tiles: pytest.fail("asked"), **options)
+        got = mapped(np.copy, fill_value=np.nan, **options)
         bare = np.isnan(got[0])
         assert bare.any()
         np.testing.assert_allclose(got[:, ~bare], IMAGE[:, ~bare], rtol=1e-6)
     with pytest.raises(ValueError, match=r"with nonzero weight \(the NOLA condition"):
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, window="hann")
-    np.testing.assert_allclose(
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, window="hamming"), IMAGE, rtol=1e-5
-    )
+        mapped(np.copy, window="hann")
+    np.testing.assert_allclose(mapped(np.copy, window="hamming"), IMAGE, rtol=1e-5)
 
 
 def test_batches_are_counted_by_what_is_given():
@@ -175,7 +171,7 @@ def test_batches_are_counted_by_what_is_given():
             seen.append(batch)
             yield batch
 
-    gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, batch=4, progress=counted)
+    mapped(np.copy, batch=4, progress=counted)
     assert len(seen) == 6
 
 
@@ -197,19 +193,17 @@ def test_what_was_interrupted_goes_on_with_the_same_bits(batch, tmp_path):
         return (tiles + 2 * tiles[..., ::-1]).repeat(2, -1).repeat(2, -2)
 
     options = {"window": window, "batch": batch}
-    want = gpufold.map_tiles(larger, IMAGE, (16, 16), strides=12, **options)
+    want = mapped(larger, **options)
     every = len(calls)
     for stop in range(1, every + 1):
         out, note = np.full_like(want, np.nan), tmp_path / "rows"
         calls.clear()
         with pytest.raises(Interrupted):
-            gpufold.map_tiles(partial(larger, stop=stop), IMAGE, (16, 16), strides=12, out=out, resume=note, **options)
+            mapped(partial(larger, stop=stop), out=out, resume=note, **options)
         calls.clear()
-        gpufold.map_tiles(larger, IMAGE, (16, 16), strides=12, out=out, resume=note, **options)
+        mapped(larger, out=out, resume=note, **options)
         np.testing.assert_array_equal(out, want)
-        assert len(calls) <= every - (stop - 1) + 2 * 6 / batch + 1, (
-            "rows of tiles that are finished are not asked again"
-        )
+        assert len(calls) <= every - (stop - 1) + 2 * 6 / batch + 1, "rows that are finished are not asked again"
         assert not note.exists()
 
 
@@ -217,7 +211,7 @@ def test_notes_of_another_call_are_refused(tmp_path):
     note, out = tmp_path / "rows", np.zeros_like(IMAGE)
     note.write_text("12 rows of another")
     with pytest.raises(ValueError, match=r"resume must name the notes of this call, .* says of another"):
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out, resume=note)
+        mapped(np.copy, out=out, resume=note)
 
 
 def test_notes_are_in_the_file_that_a_member_of_an_enumeration_names(tmp_path, monkeypatch):
@@ -230,7 +224,7 @@ def test_notes_are_in_the_file_that_a_member_of_an_enumeration_names(tmp_path, m
 
     monkeypatch.chdir(tmp_path)
     out = np.zeros_like(IMAGE)
-    gpufold.map_tiles(looking, IMAGE, (16, 16), strides=12, batch=1, out=out, resume=Name.NOTES)
+    mapped(looking, batch=1, out=out, resume=Name.NOTES)
     assert not [*tmp_path.iterdir()]
 
 
@@ -265,9 +259,7 @@ def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(sh
 
     rng = np.random.default_rng(0)
     arrays = [
-        zarr.create_array(
-            str(tmp_path / f"{name}.zarr"), shape=shape, chunks=(12, 96, 96), dtype="u1", compressors=None
-        )
+        zarr.create_array(f"{tmp_path}/{name}.zarr", shape=shape, chunks=(12, 96, 96), dtype="u1", compressors=None)
         for name in ("in", "out")
     ]
     for row in range(0, shape[0], 12):
