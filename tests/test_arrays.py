@@ -159,9 +159,7 @@ def test_an_out_beside_an_argument_is_refused_where_they_overlap(name, argument,
     overlaps.append((0, out.nbytes // 8 * 8 - 8))  # where the argument begins in out, not out in the argument
     for begin, of_argument in overlaps:
         moved = at(of_argument, given.shape, given.dtype)
-        with pytest.raises(
-            ValueError, match=f"^{name}: out must share no memory with {argument}, got arrays that overlap"
-        ):
+        with pytest.raises(ValueError, match=f"^{name}: out must share no memory with {argument}, got arrays"):
             call(name, arrays | {argument: moved, "out": at(begin, out.shape)})
 
 
@@ -192,9 +190,7 @@ def test_arrays_of_two_libraries_are_refused(name, argument):
     ours = ones(name)
     theirs = all_imported(ours)
     for arrays, others in ((ours, theirs), (theirs, ours)):
-        with pytest.raises(
-            TypeError, match=rf"^{name}: {argument} must be a (numpy|cupy)\.ndarray like .*; convert it"
-        ):
+        with pytest.raises(TypeError, match=rf"^{name}: {argument} must be a (numpy|cupy)\.ndarray like .*; convert"):
             call(name, arrays | {argument: others[argument]})
 
 
@@ -292,9 +288,7 @@ def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
             with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):
                 weights_of(given, (3, 4), np.dtype(np.float32), cupy)
         for name in ("out", "array"):
-            with pytest.raises(
-                ValueError, match=f"positions must be a contiguous, aligned array of int64 beside {name} while"
-            ):
+            with pytest.raises(ValueError, match=f"positions must be a contiguous, .* int64 beside {name} while"):
                 as_positions("add_blocks", cupy, positions, positions, name)
     stream.end_capture()
 
@@ -373,13 +367,10 @@ OTHERS = {
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given(name, other):
     convert, match = OTHERS[other]
-    operation = name.removeprefix("onnx.")
     for argument in ones(name):
         arrays = ones(name)
         before = {each: array.tobytes() for each, array in arrays.items()}
-        with pytest.raises(
-            TypeError, match=rf"^(onnx\.)?{operation}: {argument} must be a numpy.ndarray .*(?:{match})"
-        ):
+        with pytest.raises(TypeError, match=rf"^{name}: {argument} must be a numpy.ndarray .*(?:{match})"):
             call(name, arrays | {argument: convert(arrays[argument])})
         if argument == "window":  # of one array per axis, each counts
             axes = [np.ones(extent, np.float32) for extent in arrays["window"].shape]

@@ -566,9 +566,7 @@ def test_a_stop_loses_the_row_under_way_alone(capsys, tmp_path, monkeypatch):
 
 
 def without_packages(*words, blocked):
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; sys.exit(main())"
-    )
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; exit(main())"
     return python("-c", code, *words)
 
 
@@ -614,9 +612,8 @@ def test_auto_takes_every_kernel_for_a_problem():
 
 def test_regret_compares_auto_with_what_it_was_free_to_take():
     """Among the variants of the run, which may have other names today."""
-    times = {
-        name: Times([seconds]) for name, seconds in (("gather", 1.2), ("former", 1.0), ("atomic", 0.5), ("torch", 0.1))
-    }
+    seconds = {"gather": 1.2, "former": 1.0, "atomic": 0.5, "torch": 0.1}
+    times = {name: Times([each]) for name, each in seconds.items()}
     rows = [Row("one", "col2im", dtype, 1, 1, chosen="gather", times=times) for dtype in ("float32", "int32")]
     rows.append(Row("another", "col2im", "float32", 1, 1, times=times))
     found = list(of_run(Run("no device", "gpu", 1, {}, "", "", "", ["torch"], list(times)[:-1], [], rows)))

@@ -399,9 +399,7 @@ def test_what_only_dask_arrays_get_wrong(name):
                 function(*lazy[:place], wrong, *lazy[place + 1 :], *arguments)
     if PLACES in arguments:
         of_dask = [da.from_array(np.array(each)) if each is PLACES else each for each in arguments]
-        with pytest.raises(
-            TypeError, match=r"positions must be a numpy\.ndarray, because .* got dask\.array\.core\.Array"
-        ):
+        with pytest.raises(TypeError, match=r"positions must be a numpy\.ndarray, because .* got dask\.array\.core"):
             function(*lazy, *of_dask)
 
 

@@ -87,9 +87,8 @@ def test_what_is_fused_or_converted_is_part_of_the_plan(operation, arguments, op
 
 
 def test_dtypes_of_one_size_share_a_kernel_where_elements_are_moved():
-    floats, integers = (
-        gpufold.explain("take_blocks", ((3, 64, 64), dtype), ((4, 2), "int64"), 8).plan for dtype in ("f4", "i4")
-    )
+    array, positions = (3, 64, 64), ((4, 2), "int64")
+    floats, integers = (gpufold.explain("take_blocks", (array, each), positions, 8).plan for each in ("f4", "i4"))
     assert floats == integers
 
 

@@ -303,12 +303,10 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
 @pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
 def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch):
     """Each of many tiles once looked at all of the positions."""
-    seen, add_to_tile = [], on_positions._add_to_tile
+    seen, add = [], on_positions._add_to_tile
     monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: small)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
-    monkeypatch.setattr(
-        on_positions, "_add_to_tile", lambda *given: seen.append(len(given[-1][0])) or add_to_tile(*given)
-    )
+    monkeypatch.setattr(on_positions, "_add_to_tile", lambda *given: seen.append(len(given[-1][0])) or add(*given))
     rng = np.random.default_rng(0)
     out, blocks = values((*lead, 80, 70), np.float16), values((400, *lead, 2, 3), np.float16, 1)
     positions = rng.integers(-2, 82, (400, 2)).clip(None, (81, 71))

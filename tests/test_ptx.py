@@ -83,9 +83,7 @@ def planned(name):
 
 @pytest.mark.hostcuda
 @pytest.mark.some(8, all=2)
-@pytest.mark.parametrize(
-    "architecture", [90, *(pytest.param(other, marks=pytest.mark.all) for other in (80, 100, 120))]
-)
+@pytest.mark.parametrize("architecture", [90, *(pytest.param(each, marks=pytest.mark.all) for each in (80, 100, 120))])
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
 def test_machine_code_gives_the_bits_of_the_numpy_path(name, architecture):
     """Instructions differ: 64-bit integers are added and compared in one from compute capability 12.0 on."""

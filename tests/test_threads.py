@@ -50,9 +50,7 @@ def test_another_thread_may_set_the_number_while_it_is_asked_for(moment):
     allowed, traced = threads.allowed.set(4), sys.gettrace()
     try:
         gpufold.set_num_threads(3)
-        sys.settrace(
-            lambda frame, event, argument: before_a_line if frame.f_code.co_name == "get_num_threads" else None
-        )
+        sys.settrace(lambda frame, *_: before_a_line if frame.f_code.co_name == "get_num_threads" else None)
         count = gpufold.get_num_threads()
     finally:
         sys.settrace(traced)

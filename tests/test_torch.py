@@ -267,11 +267,9 @@ def test_a_result_that_is_changed_leaves_the_tangent_of_what_was_added_to():
 
 
 def test_an_average_has_no_gradient_where_nothing_landed():
-    sums, weight = torch.randn(2, 3, requires_grad=True), torch.tensor([2.0, 0.0, 1e-39], requires_grad=True)
-    gradients = torch.autograd.grad(
-        gpufold.torch.average(sums, weight).square().sum(), (sums, weight), create_graph=True
-    )
-    seconds = torch.autograd.grad(gradients[0].sum() + gradients[1].sum(), (sums, weight))
+    given = torch.randn(2, 3, requires_grad=True), torch.tensor([2.0, 0.0, 1e-39], requires_grad=True)
+    gradients = torch.autograd.grad(gpufold.torch.average(*given).square().sum(), given, create_graph=True)
+    seconds = torch.autograd.grad(gradients[0].sum() + gradients[1].sum(), given)
     for each in (*gradients, *seconds):
         assert each.isfinite().all()
         assert not each[..., 1:].any()
@@ -739,7 +737,5 @@ def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
 
 def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():
     script = "import torch; torch.__version__ = torch.torch_version.TorchVersion('2.5.1'); import gpufold.torch"
-    with pytest.raises(
-        AssertionError, match=r"ImportError: gpufold.torch needs torch 2.6 or newer, got 2.5.1: upgrade"
-    ):
+    with pytest.raises(AssertionError, match=r"ImportError: gpufold.torch needs torch 2.6 or newer, got 2.5.1"):
         python("-c", script)

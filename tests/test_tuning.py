@@ -205,9 +205,7 @@ def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory
     event = SimpleNamespace(record=lambda stream: log.append("event"), synchronize=lambda: log.append("wait"))
     monkeypatch.setattr(launch.cupy.cuda, "Event", lambda: event)
     monkeypatch.setattr(launch.cupy.cuda, "get_elapsed_time", lambda before, after: 2.0)
-    monkeypatch.setattr(
-        launch.cupy.cuda.runtime, "memsetAsync", lambda place, value, size, on: log.append((place, size))
-    )
+    monkeypatch.setattr(launch.cupy.cuda.runtime, "memsetAsync", lambda place, _, size, on: log.append((place, size)))
     stream = SimpleNamespace(ptr=0)
     assert launch.clock(stream, 4096, H200.l2_bytes, lambda: log.append("launch")) == 2e-3
     assert log == [(4096, H200.l2_bytes), "event", "launch", "event", "wait"]
