@@ -264,7 +264,7 @@ def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
 def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any], Any] | None) -> Any:
     """Write a slab from row `start` on into `out`, or into a new array with last axes `size`, and return the array."""
     rank = len(size)
-    if not slab.shape[-rank]:
+    if not slab.shape[-rank] and (out is not None or size[0]):  # an array without rows has one slab without rows
         return out
     slab = slab if finish is None else finish(slab)
     shape = tuple(getattr(slab, "shape", ()))

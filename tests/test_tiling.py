@@ -147,6 +147,8 @@ def test_axes_smaller_than_a_tile_lie_in_its_middle():
     assert (np.diff(seen[0][0, 0, :6], axis=0) == 0).all()  # five rows before, six behind
     assert (np.diff(seen[0][0, 0, 9:], axis=0) == 0).all()
     np.testing.assert_array_equal(seen[0][0, 0, 5:10], IMAGE[0, :5, :16])
+    for shape in ((2, 0, 5), (5, 0)):
+        assert gpufold.map_tiles(np.copy, np.zeros(shape), (2, 4), strides=2).shape == shape
 
 
 def test_what_no_tile_covers_is_refused_or_filled():
