@@ -220,7 +220,7 @@ def _unfold_view(
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, in the columns' shape."""
     view_of = _view_of_columns(image, columns, axes)
-    if image.flags.c_contiguous:  # a faster algorithm to make the view
+    if image.flags.c_contiguous:  # a faster way to make the view
         view = np.ndarray(columns.shape, image.dtype, image, view_of.offset, view_of.steps)
     else:
         view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
