@@ -10,6 +10,7 @@ from typing import TypeVar
 try:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 except ImportError as error:
     raise ImportError("the benchmark needs the package rich: pip install --group bench", name="rich") from error
 
@@ -40,9 +41,10 @@ def show(console: Console, lines: Sequence[Sequence[str]], totals: bool = False)
         table = Table(box=None)
         for number in part:
             right = number > 0 and whole[number]
-            table.add_column(columns[number][0], justify="right" if right else "left", no_wrap=whole[number])
+            table.add_column(Text(columns[number][0]), justify="right" if right else "left", no_wrap=whole[number])
         for row in lines[1:]:
-            table.add_row(*(row[number] for number in part), style="bold" if totals and row is lines[-1] else None)
+            style = "bold" if totals and row is lines[-1] else None
+            table.add_row(*(Text(row[number]) for number in part), style=style)
         console.print(table)
 
 

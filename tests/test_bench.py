@@ -516,7 +516,7 @@ def test_measuring_ends_in_a_table_and_in_a_file_that_other_options_leave_alone(
 @pytest.mark.parametrize("width", [40, 80, 300])
 def test_a_table_is_split_where_it_does_not_fit_and_no_header_and_no_number_is_cut(width, capsys):
     numbers = [f"{number}.5" for number in range(10**9, 10**9 + 12)]
-    header = ["problem", *(f"peer {number}" for number in range(12)), "why"]
+    header = ["problem", *(f"peer [a{number}]" for number in range(12)), "why"]
     show(Console(width=width), [header, ["a row of several words", *numbers, "one word or two " * 5]])
     printed = capsys.readouterr().out
     assert all(text in printed for text in (*header, *numbers))
