@@ -154,7 +154,7 @@ def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert float16 to float32 by scaling bits; in a third of NumPy's time if all are finite."""
     bits = halves.view(np.int16).astype(np.int32)
     bits <<= 13
-    bits &= ~(7 << 28 | (1 << 13) - 1)
+    bits &= ~(7 << 28)
     floats: npt.NDArray[Any] = bits.view(np.float32)
     floats *= np.float32(2.0**112)
     finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)

@@ -260,6 +260,8 @@ OFFSETS = [
     row("long long", col2im, (204,), (24,), "gather", strides=20, image=(0, 0, 2**31 // 230)),
     row("int", col2im, (204,), (24,), "gather", strides=20, steps=(0, 2**31 // 153, 1)),
     row("long long", col2im, (204,), (24,), "gather", strides=20, steps=(0, 2**31 // 50, 1)),
+    row("int", col2im, (1204,), (2,), "gather", strides=2, dilations=101, steps=(0, 1, 2**31 // 758)),
+    row("long long", col2im, (1204,), (2,), "gather", strides=2, dilations=101, steps=(0, 1, 2**31 // 700)),
     row("int", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 296)),
     row("long long", im2col, (1, 1, 74), (2,), "taps", blocks=0, strides=8, steps=(0, 0, 2**31 // 80)),
     row("long long", col2im, (1,), (1,), "gather", "int8", channels=17_136_500_657),  # of which threads serve several
@@ -610,7 +612,8 @@ def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compi
     for plan, seed in random.sample(list(random_plans(random_seeds(2000))), 6):
         architecture = random.choice((90, random.choice(hostcuda.cubin.ARCHITECTURES)))
         needed = hostcuda.cubin.resources(plan, architecture)
-        assert needed.shared_bytes == plan.shared_bytes, f"sm_{architecture}: {plan}, seed {seed}"
+        got = (needed.shared_bytes, needed.argument_bytes)
+        assert got == (plan.shared_bytes, plan.argument_bytes), f"sm_{architecture}: {plan}, seed {seed}"
         assert needed.registers * prod(plan.block) <= REGISTERS_OF_A_BLOCK, f"sm_{architecture}: {plan}, seed {seed}"
 
 

@@ -45,6 +45,12 @@ def of_blocks(dtype, side, stride):
     return together.reading(apart.on(apart.data))
 
 
+def of_weights(case):
+    """Describe blocks that are weighed and added, and the sums of their weights."""
+    window = window_of("separable", case.block, np.float32)
+    return first(case, "float32", window=window, weight_out=np.zeros(case.size, np.float32))
+
+
 FURTHER = {
     "bytes": (first(PLANES, "uint8"), "gather"),
     "halfwords": (first(PLANES, "int16"), "gather"),
@@ -64,6 +70,7 @@ FURTHER = {
     "awkward-weights": (awkward("float32"), "gather_pixels"),
     "awkward-double-weights": (awkward("float64"), "gather_pixels"),
     "binned": (first(POSITIONS_CASES[11], "int32"), "binned"),
+    "sums-of-weights": (of_weights(POSITIONS_CASES[11]), "output_driven"),
     "three-axes": (calls_of(VOLUME, "float32")[1], "per_element"),
     "words-of-eight": (first(EIGHTS, "float16"), "packed"),
     "zeros-of-pads": (calls_of(PHASES, "uint8")[1], "per_block"),
@@ -90,10 +97,15 @@ def test_machine_code_gives_the_bits_of_the_numpy_path(name, architecture):
     with planned(name) as (call, arrays, plan):
         device = replace(H200, compute_capability=divmod(architecture, 10))
         hostcuda.work(plan, arrays, device)
-        assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes
-    got, want = arrays.result, call.on(call.data.copy())
-    assert np.any(got != 0)
-    assert_same_bits(got.reshape(want.shape), want, f"{plan.symbol} for {architecture}: {call}")
+        needed = hostcuda.cubin.resources(plan, architecture)
+        assert (needed.shared_bytes, needed.argument_bytes) == (plan.shared_bytes, plan.argument_bytes)
+    if arrays.weight_out is None:
+        want = call.on(call.data.copy())
+    else:
+        want = call.into(call.data.copy(), call.read, weight_out=(weights := call.options["weight_out"].copy()))
+        assert_same_bits(arrays.weight_out, weights, "the sums of weights")
+    assert np.any(want != 0)
+    assert_same_bits(arrays.result.reshape(want.shape), want, f"{plan.symbol} for {architecture}: {call}")
 
 
 # ---- and each line of inline PTX has a fault that one of these cases must notice

@@ -28,6 +28,11 @@ RESERVED_SHARED_BYTES = 1024
 """Bytes of shared memory per block for the system; listed with the kernel's from compute capability 9.0 on."""
 
 
+def first_argument(architecture: int) -> int:
+    """Return where a kernel's arguments begin in its constants, in bytes."""
+    return 0x380 if architecture >= 100 else 0x210 if architecture >= 90 else 0x160
+
+
 class CompileError(Exception):
     """NVRTC failed to compile a kernel; the message is its log, with file and line."""
 
@@ -38,6 +43,7 @@ class Resources:
     stack_bytes: int
     """More than zero if registers are spilled."""
     shared_bytes: int
+    argument_bytes: int
 
 
 @cache
@@ -142,13 +148,14 @@ def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Re
     """Compile a plan's kernel and read its resources."""
     cubin = compile(plan.file, plan.defines, architecture, kernels, symbol=plan.symbol)
     usage = _read(cubin, "cuobjdump", "-res-usage")
-    found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+    words = r"\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) .*CONSTANT\[0\]:(\d+)"
+    found = re.search(f"Function {plan.symbol}:{words}", usage)
     if not found:
         raise CompileError(f"{plan.file} has no kernel {plan.symbol}; it has: {usage}")
-    registers, stack_bytes, shared_bytes = map(int, found.groups())
+    registers, stack_bytes, shared_bytes, constant_bytes = map(int, found.groups())
     if shared_bytes and architecture >= 90:
         shared_bytes -= RESERVED_SHARED_BYTES
-    return Resources(registers, stack_bytes, shared_bytes)
+    return Resources(registers, stack_bytes, shared_bytes, constant_bytes - first_argument(architecture))
 
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:

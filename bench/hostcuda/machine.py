@@ -383,7 +383,7 @@ def _code(source: str, symbol: str, defines: Any, architecture: int, kernels: Pa
 def _constants(architecture: int, plan: Plan, arguments: bytes, kernels: Path) -> bytes:
     """Lay out the constants: the shape of the launch, the stack and the arguments, then what the compiler put there."""
     # Places read out of machine code: CUDA 13's for compute capabilities 7.5 to 12.0.
-    first = 0x380 if architecture >= 100 else 0x210 if architecture >= 90 else 0x160
+    first = cubin.first_argument(architecture)
     block, grid, stack = (0x360, 0x370, 0x37C) if architecture >= 100 else (0x0, 0xC, 0x28)
     bank = bytearray(COMPILERS_BANK)
     struct.pack_into("3I", bank, block, *plan.block)

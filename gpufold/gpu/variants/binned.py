@@ -96,10 +96,11 @@ def _binned(problem: Problem, planes: int, rows: int, bins: Bins) -> Plan:
     items = view.batch * groups * prod(bins.along)
     zeroed = (number // (SLOTS // 2) + 1) * SLOTS  # a Bin each, and one more
     lists = bins.entries // (SLOTS + 1)
-    scratch = zeroed + 2 * (number * SLOTS + bins.entries) + lists  # at most: slots may be as wide as an Offset
-    past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * BLOCKS_AT_ONCE * resident)  # what a loop reaches at its end
+    # At most: slots may be as wide as an Offset. It is twice the number of blocks or more: what a loop counts beyond
+    # the last of them, a few million, needs no wider Offset.
+    scratch = zeroed + 2 * (number * SLOTS + bins.entries) + lists
     reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
-    bits = bits_of(problem, items, bins.side, scratch, past, *reach)
+    bits = bits_of(problem, items, bins.side, scratch, *reach)
     slot_bits = max(bits, offset_bits((view.count + 1) * prod(reach[view.fixed :]) // 2))
     windowed = problem.fusion.window != "none"
     of_warp = (SLOTS + 1) * 2 * POINTER_BYTES + (SLOTS + 1 if windowed else 1) * axes * bits // 8
