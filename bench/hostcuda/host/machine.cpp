@@ -430,7 +430,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         set(1, mask_of(sums >> 32 > 1));
     };
     const auto compare = [&](uint32_t holds) {
-        const auto before = given(0);  // set(0) may write the predicate that it reads
+        const auto before = given(0); // set(0) may write the predicate that it reads
         set(0, combine(mode[2], holds, before));
         set(1, combine(mode[2], ~holds, before));
     };
