@@ -213,7 +213,12 @@ def _plans(problem: Problem, variant: str, part: int, at_most: int) -> tuple[Pla
         cells, past_row = (1,) * len(view.axes), 0
         word, words = part, part > 1
     else:
-        extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
+        parts, met = -(-row.stride // part), -(-row.size // part) + 1
+        if parts > 2 * met:
+            raise Unsupported(
+                f"gather has threads for all {row.stride} pixels of a stride along the last axis, which has {row.size}"
+            )
+        extents = (*(min(axis.stride, axis.size) for axis in outer), parts)
         in_row = (row.pad + row.size - 1) // row.stride - row.pad // row.stride + 1  # cells begin where blocks do
         cells = (*(-(-axis.size // axis.stride) for axis in outer), in_row)
         past_row = (row.stride + part) * (1 + abs(row.tap_stride) + abs(row.pixel_stride))
