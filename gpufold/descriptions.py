@@ -32,15 +32,16 @@ def remembered(arrays: Literal[1, 2] = 1) -> Callable[[DescribeT], DescribeT]:
                 return describe(*given, **named)
             window, first, others = named.get("window"), given[0], given[arrays:]
             shapes = first.shape if arrays == 1 else (first.shape, tuple(given[1].shape))
-            words = named if window is None else named | {"window": kind_of(window)}
+            if window is not None:
+                named["window"] = kind_of(window)
             try:
-                return known[first.dtype, dumps((shapes, others, words), MARSHAL)]
+                return known[first.dtype, dumps((shapes, others, named), MARSHAL)]
             except (KeyError, ValueError):  # new, or with arguments that are no plain numbers
-                described = describe(*given, **named)
-            if _is_plain((shapes, others, *words.values())):
+                described = describe(*given, **(named if window is None else named | {"window": window}))
+            if _is_plain((shapes, others, *named.values())):
                 if len(known) >= MOST_KEPT:
                     known.clear()
-                known[first.dtype, dumps((shapes, others, words), MARSHAL)] = described
+                known[first.dtype, dumps((shapes, others, named), MARSHAL)] = described
             return described
 
         return cast("DescribeT", call)

@@ -120,12 +120,11 @@ def kind_of(window: Any) -> str:
     """Return the kind of a window, one of `WINDOWS`."""
     if window is None:
         return "none"
-    if is_separable(window):
-        return "separable"
     shape = getattr(window, "shape", None)
     return "full" if isinstance(shape, tuple) and len(shape) != 1 else "separable"
 
 
 def is_separable(window: Any) -> bool:
     """Return whether a window is given as a sequence: an array for each axis."""
-    return type(window) in (tuple, list) or (not hasattr(window, "shape") and isinstance(window, Sequence))
+    kind = type(window)
+    return kind is tuple or kind is list or (not hasattr(window, "shape") and isinstance(window, Sequence))

@@ -129,7 +129,7 @@ FAULTS = (
           "of_torch(call, data) if recorded and not transformed else None",
           "of_torch(call, data) if recorded else None", REPEATED + "transforms_are_computed_here[vmap]"),
     Fault("small sums that torch computes unseen by a profiler", "gpufold/torch/autograd.py",
-          "profiled(call, guards.of_torch, data)", "guards.of_torch(data)",
+          "profiled(call, guards.of_torch, data) if is_profiling() else ", "",
           REPEATED + "the_profiler_names_calls_and_those_that_torch_computes"),
     Fault("gradients that the transforms around them do not see", "gpufold/torch/autograd.py",
           "with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatch", "with _C._AutoDispatch",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import _C, Tensor
 from torch._C import _functorch
+from torch.autograd import _profiler_enabled as is_profiling
 from torch.autograd import forward_ad
 
 from gpufold import adjoints
@@ -58,7 +59,7 @@ def compute(
         own = of_torch(call, data) if recorded and not transformed else None
         guards = cache.store(given, (data, positions, out, *axes), recorded, own)
     if guards.of_torch is not None:
-        result: Tensor = profiled(call, guards.of_torch, data)
+        result: Tensor = profiled(call, guards.of_torch, data) if is_profiling() else guards.of_torch(data)
         return result
     if not guards.recorded:
         return execute(call, data, axes, positions, out, guards)

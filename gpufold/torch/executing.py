@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import _profiler_enabled
+from torch.autograd import _profiler_enabled as is_profiling
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 from torch.nn.functional import fold, unfold
@@ -145,9 +145,7 @@ def execute(
 
 
 def profiled(call: Call, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function, under the name of an operation if a profiler is active."""
-    if not _profiler_enabled():
-        return function(*given)
+    """Call a function under the name of an operation, if `is_profiling`."""
     with record_function(f"gpufold::{call.operation}"):
         return function(*given)
 
@@ -177,13 +175,14 @@ def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
 
 def execute_into(call: Call, arrays: Arrays, guards: Guards | None = None) -> None:
     """Compute a call into checked tensors, as `execute` does."""
-    if is_on_gpu(arrays[0]):
-        profiled(call, _execute_on_gpu, call, arrays, guards)
+    on = _execute_on_gpu if is_on_gpu(arrays[0]) else _execute_on_cpu
+    if is_profiling():
+        profiled(call, on, call, arrays, guards)
     else:
-        profiled(call, _execute_on_cpu, call, arrays)
+        on(call, arrays, guards)
 
 
-def _execute_on_cpu(call: Call, arrays: Arrays) -> None:
+def _execute_on_cpu(call: Call, arrays: Arrays, guards: Guards | None) -> None:
     """Compute by the NumPy path, with as many threads as torch has."""
     data, result, weights, positions, weight_out = arrays
     if call.variant != "auto":

@@ -48,14 +48,14 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
     defaults = {each: it.default for each, it in signature(function).parameters.items() if it.default is not it.empty}
 
     def computed(*given: Any, **named: Any) -> Tensor:
-        if len(given) > most or (named and not named.keys() <= known):
+        if len(given) > most or not known.issuperset(named):
             raise like.refused()
         by_block = named.pop("weights", None)
         if len(given) < count:
             if not named.keys() >= {*arrays[len(given) :]}:
                 describe(*given, **named)  # raises
             given = (*given, *[named.pop(each) for each in arrays[len(given) :]])
-        traced, places = is_traced(*given[:elements]), None
+        traced, places = is_traced(given[0]) or (elements > 1 and is_traced(given[1])), None
         if placed:
             convert = operators.as_positions if traced else tensors.as_positions
             places = convert(name, given[elements], given[0])
@@ -65,15 +65,14 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
         if traced:
             return recorded(given, places, named)
         call = call_of(given, places, named)
-        data, mode = given[of_data], call.fusion.mode
-        window = given[1] if name == "average" else named.get("window")
-        if mode != "constant":
+        data, window = given[of_data], given[1] if name == "average" else named.get("window")
+        if (mode := call.fusion.mode) != "constant":
             check_bytes(call, call.result_shape, call.element.itemsize)
-        if mode in BY_INDEX and placed:
-            return _taken(data, places, call.geometry.block_shape, window, mode)
-        if mode != "constant" and not placed:
-            call, margins = call.extended
-            data = tensors.extended(data, margins, mode)
+            if not placed:
+                call, margins = call.extended
+                data = tensors.extended(data, margins, mode)
+            elif mode in BY_INDEX:
+                return _taken(data, places, call.geometry.block_shape, window, mode)
         result = compute(call, data, window, places, given[0] if of_data else None)
         return filled(call.geometry, result, named["fill_value"]) if "fill_value" in named else result
 

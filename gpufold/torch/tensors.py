@@ -22,6 +22,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
+from torch.nn import Parameter
 
 from gpufold import arrays, outside
 from gpufold.arrays import overlapping, overlaps_itself, share_addresses
@@ -60,9 +61,6 @@ WEIGHTS = {name: getattr(torch, element.weight) for name, element in ELEMENT_TYP
 
 _autograd: Any = vars(_C)["_autograd"]  # without stubs
 
-PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-"""Tensors to compute on; calls on other subclasses are recorded as operators."""
-
 
 def name_of(dtype: Any) -> str:
     """Return NumPy's name for a dtype."""
@@ -78,7 +76,8 @@ class ArraySpec(NamedTuple):
 
 def described(operation: str, name: str, tensor: Any) -> ArraySpec:
     """Return the shape and dtype of a tensor, or raise if it is none; `check_dense` makes the other checks."""
-    check_tensor(operation, name, tensor)
+    if type(tensor) is not Tensor or tensor.is_nested:
+        check_tensor(operation, name, tensor)
     return _described(tensor.shape, tensor.dtype)
 
 
@@ -235,12 +234,13 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     """Return positions as a tensor; other positions are copied, so that later changes have no effect."""
     if _C._are_functorch_transforms_active() and has_tensors(positions):
         positions = stacked(positions)
-    if not isinstance(positions, Tensor):
-        check_tensor(operation, "array", array)
-        taken = arrays.as_positions(operation, np, positions, array)
-        return torch.from_numpy(taken if type(positions) in (list, tuple) else taken.copy()).to(array.device)
-    check_tensor(operation, "positions", positions)
-    return positions[:, None] if positions.ndim == 1 else positions
+    if isinstance(positions, Tensor):
+        if positions.is_nested:
+            raise nested(operation, "positions")
+        return positions[:, None] if positions.ndim == 1 else positions
+    check_tensor(operation, "array", array)
+    taken = arrays.as_positions(operation, np, positions, array)
+    return torch.from_numpy(taken if type(positions) in (list, tuple) else taken.copy()).to(array.device)
 
 
 def has_tensors(value: Any) -> bool:
@@ -277,7 +277,8 @@ def is_traced(*tensors: Any) -> bool:
     if is_compiling() or is_tracing() or _C._len_torch_dispatch_stack() > 0:
         return True
     for tensor in tensors:  # a generator takes a microsecond
-        if type(tensor) in PLAIN_TYPES:
+        kind = type(tensor)
+        if kind is Tensor or kind is Parameter:
             if tensor.is_meta:
                 return True
         elif isinstance(tensor, Tensor):
