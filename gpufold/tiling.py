@@ -91,8 +91,8 @@ def map_tiles(
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
         `size`.
     out : array, optional
-        Output of the result's shape: an array, or an object with slice assignment from NumPy arrays, such as a Zarr
-        array.
+        Output of the result's shape, to whose dtype the result is converted: an array, or an object with slice
+        assignment from NumPy arrays, such as a Zarr array. It is complex if the result is.
     resume : str or pathlib.Path, optional
         File that records how much of `out` is written, until it is complete. After a kill the same call resumes from
         it, and the result is bitwise identical.
@@ -108,7 +108,7 @@ def map_tiles(
     ------
     TypeError, ValueError
         As in `grid_positions`, `take_blocks` and `Stitcher`, or the function's tiles have another shape, or tiles leave
-        gaps.
+        gaps, or a result is complex and `out` is not.
 
     See Also
     --------
@@ -272,6 +272,8 @@ def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any]
         raise ValueError(f"map_tiles: finish must return a slab (*channels, *rows), got {shown(slab)}")
     if out is not None and tuple(out.shape) != (*shape[:-rank], *size):
         raise ValueError(f"map_tiles: out must have the shape {(*shape[:-rank], *size)}, got {tuple(out.shape)}")
+    if out is not None and "complex" in str(slab.dtype) and "complex" not in str(out.dtype):
+        raise TypeError(f"map_tiles: out must have a complex dtype for a result of {slab.dtype}, got {out.dtype}")
     if out is None:
         backend = backend_of(slab)
         with backend.device:

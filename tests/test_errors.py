@@ -368,6 +368,11 @@ BAD_CALLS = [
     (mapping(out=3), TypeError, ["out must be an array that can be written to, got 3"]),
     (mapping(array=SHEET[:, :6], out=SHEET[:, 2:]), ValueError, ["out must share no memory with array"]),
     (mapping(out=np.zeros((3, 8, 8))), ValueError, ["out must have the shape (3, 8, 9), got (3, 8, 8)"]),
+    (
+        mapping(finish=lambda slab: slab * 1j, out=np.zeros((3, 8, 9))),
+        TypeError,
+        ["out must have a complex dtype for a result of complex", "got float64"],
+    ),
     # --- ONNX's attributes
     (onnx(input=np.ones((12, 20))), ValueError, ["input", "rank 3", "got rank 2"]),
     *((onnx(pads=bad), ValueError, ["pads", "4 values", str(bad)]) for bad in ((0, 0), 1)),

@@ -181,6 +181,7 @@ def test_a_window_that_learns_is_not_copied():
     [
         ([[1.0, 2.0], [1.0, 2.0]], "must be a torch.Tensor or .* got list; convert lists with torch.as_tensor"),
         ("hann", "must be a torch.Tensor or numpy.ndarray, .* got str$"),
+        (range(10**12), "must be a torch.Tensor or numpy.ndarray, .* got int$"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), "got a masked array"),
         (np.matrix([[1.0, 2.0], [1.0, 2.0]]), r"got numpy\.matrix"),
         (np.ones((2, 2), complex), "must hold real numbers that torch has, got dtype complex128"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from gpufold.arrays import overlapping, overlaps_itself, share_addresses
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Size
+from gpufold.geometry.integers import MOST_AXES
 from gpufold.given import check_kind, is_separable
 from gpufold.outside import Margins
 from gpufold.torch.guards import end_of
@@ -211,7 +213,9 @@ def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: s
 
 def weights_of(window: Any) -> tuple[Any, ...]:
     """Return the tensors of a window as given: one per axis, or one for the block."""
-    return () if window is None else tuple(window) if is_separable(window) else (window,)
+    if window is None or type(window) is tuple:
+        return window or ()
+    return tuple(islice(window, MOST_AXES)) if is_separable(window) else (window,)
 
 
 def check_real(operation: str, name: str, weights: Any) -> None:
