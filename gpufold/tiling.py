@@ -221,7 +221,14 @@ def _noted(path: Path | None, said: str, out: Any) -> int:
         return 0
     if out is None:
         raise ValueError("map_tiles: resume needs an out that outlives the process, such as a numpy.memmap")
-    rows, _, noted = path.read_text().partition(" rows ") if path.exists() else ("0", "", said)
+    try:
+        rows, _, noted = path.read_text().partition(" rows ") if path.exists() else ("0", "", said)
+        _part_of(path).write_text(said)  # finds out whether notes can be written, before anything is
+        _part_of(path).unlink()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"map_tiles: resume must be the name of a file that can be written, got {shown(str(path))}"
+        ) from error
     if noted != said:
         raise ValueError(
             f"map_tiles: resume must name the notes of this call, on an array {said}, but {path} says {noted}"
@@ -232,9 +239,13 @@ def _noted(path: Path | None, said: str, out: Any) -> int:
 def _note(path: Path | None, text: str) -> None:
     """Replace a file atomically by one with a call's progress."""
     if path is not None:
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(text)
-        part.replace(path)
+        _part_of(path).write_text(text)
+        _part_of(path).replace(path)
+
+
+def _part_of(path: Path) -> Path:
+    """Return the file that becomes the file of notes once it is whole."""
+    return path.with_name(f"{path.name}.part")
 
 
 def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:

@@ -365,6 +365,10 @@ BAD_CALLS = [
     (mapping(function=lambda tiles: tiles[0]), ValueError, ["must return", "with B = 1", "got shape (3, 2, 4)"]),
     (mapping(array=PICTURE.astype(object)), TypeError, ["array has dtype object"]),
     (mapping(resume="notes"), ValueError, ["resume needs an out"]),
+    *(
+        (mapping(resume=bad, out=np.zeros((3, 8, 9))), ValueError, ["resume", "a file that can be written"])
+        for bad in ("", "/", "no/such/folder/notes", "not\0a name")
+    ),
     (mapping(out=3), TypeError, ["out must be an array that can be written to, got 3"]),
     (mapping(array=SHEET[:, :6], out=SHEET[:, 2:]), ValueError, ["out must share no memory with array"]),
     (mapping(out=np.zeros((3, 8, 8))), ValueError, ["out must have the shape (3, 8, 9), got (3, 8, 8)"]),

@@ -194,6 +194,12 @@ def test_a_module_takes_no_window_that_is_none(window, message):
             module(2, window=window)
 
 
+def test_without_memory_an_error_is_what_arrays_and_what_torch_raise():
+    for kind in (MemoryError, torch.OutOfMemoryError, gpufold.torch.NoMemory):
+        with pytest.raises(kind, match=r"^take_blocks: "):
+            gpufold.take_blocks(torch.ones(8), [(0,)], 2**57)
+
+
 def test_a_dtype_is_named_on_every_device():
     for on in ("cpu", "meta"):
         for dtype in ("float64", torch.float64, np.float64, np.dtype("f8")):

@@ -24,7 +24,7 @@ except ImportError as error:
 if __version__ < "2.6":
     raise extras.outdated("gpufold.torch", "torch", __version__, "2.6")
 
-from gpufold.torch.door import InvalidValue
+from gpufold.torch.door import InvalidValue, NoMemory
 from gpufold.torch.exporting import decompositions
 from gpufold.torch.functions import (
     add_blocks,
@@ -43,6 +43,7 @@ from gpufold.torch.nn import Fold, Unfold, fold, unfold
 __all__ = [
     "Fold",
     "InvalidValue",
+    "NoMemory",
     "Unfold",
     "add_blocks",
     "add_blocks_",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec
 
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -26,6 +26,17 @@ class InvalidValue(ValueError, RuntimeError):
     See Also
     --------
     gpufold.Unsupported : Raised for a variant that cannot serve a call.
+    """
+
+    __module__ = "gpufold.torch"
+
+
+class NoMemory(MemoryError, OutOfMemoryError):
+    """Raised if there is no memory for a result: a MemoryError, as for other arrays, and what torch raises on a GPU.
+
+    See Also
+    --------
+    InvalidValue : Raised for a value that does not fit.
     """
 
     __module__ = "gpufold.torch"
@@ -93,7 +104,8 @@ def _answered(
     answer = misfit(function, name, given, named) if isinstance(error, TypeError) else None
     if answer is not None:
         return answer
-    kind = MemoryError if isinstance(error, MemoryError) else KINDS.get(type(error))
+    without_memory = isinstance(error, MemoryError | OutOfMemoryError) or "DefaultCPUAllocator" in said
+    kind = NoMemory if without_memory else KINDS.get(type(error))
     if kind is None:
         return error
     said = said.replace(".astype", ".to")
