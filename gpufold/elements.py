@@ -169,16 +169,19 @@ def narrowed(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
     float16. Scaled by 2**-112, its bits are those of a float16 with 13 zeros behind.
     """
     bits = floats.view(np.int32)
-    powers = np.maximum(bits & 0x7F800000, LEAST_NORMAL)
+    powers = bits & 0x7F800000
+    np.maximum(powers, LEAST_NORMAL, out=powers)
     if not (powers.max() < (127 + 16) << 23 and TINY * 1 > 0):
         return floats.astype(np.float16)
     powers += (13 << 23) + (1 << 22)
     rounded: npt.NDArray[Any] = floats + powers.view(np.float32)
     rounded -= powers.view(np.float32)
     rounded *= np.float32(2.0**-112)
-    halves = rounded.view(np.int32)
+    halves, signs = rounded.view(np.int32), powers
     halves >>= 13
-    halves |= bits >> 16 & 0x8000  # of the number: the sign of a sum that is zero is lost
+    np.right_shift(bits, 16, out=signs)  # of the numbers: the sign of a sum that is zero is lost
+    signs &= 0x8000
+    halves |= signs
     return halves.astype(np.uint16).view(np.float16)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gpufold.cores import cache_bytes
 from gpufold.elements import is_narrow, narrowed, widened
 from gpufold.geometry import Size
 
@@ -24,9 +25,9 @@ an axis for an inner loop."""
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
 
-PRODUCTS, ROUNDED = 1 << 17, 1 << 15
+PRODUCTS, ROUNDED = 1 << 17, cache_bytes() // 8
 """Elements that are multiplied by weights at a time before they are added, and sums that are rounded at a time: few
-enough for a core's cache."""
+enough for a core's cache, and enough that threads seldom wait for the interpreter lock."""
 
 
 def shorten_buffers(elements: Array) -> None:

@@ -29,7 +29,7 @@ FLAT_RUN, LARGE_PLANE = 32, 20000
 """Least blocks of a plane for a long inner loop, and least bytes of sums for which runs are faster than a copy, unless
 runs reach whole rows: these are always faster."""
 
-COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 19)
+COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 20)
 """Most bytes of a plane's columns that are copied, twice as many if nothing is widened first; bytes of the columns of
 several planes that stay in a core's cache."""
 
