@@ -19,7 +19,7 @@ from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
-from gpufold.elements import sum_dtype
+from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 from gpufold.keeping import kept
@@ -30,6 +30,9 @@ Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], 
 
 FEW_BLOCKS = 16
 """Least blocks per tile, because blocks along its edges are cut."""
+
+WIDENED = 1 << 20
+"""Most columns of float16 that are converted at once."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 2
 """Most bytes of a padded copy of planes; least ratio of the columns' size to the copy's."""
@@ -104,7 +107,8 @@ def _fold_tile(
         words[words == 1 << 8 * image.itemsize - 1] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
-    algorithm(columns, total, axes, weights)
+    at_once = columns.size <= WIDENED and not moves and is_narrow(columns, total)
+    algorithm(widened(columns) if at_once else columns, total, axes, weights)
     if moves and total.dtype.kind in "fc":
         np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
     if fused.reduction != "sum":
