@@ -109,7 +109,12 @@ class TorchBackend(Backend):
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
         known = getattr(self.library, dtype) if isinstance(dtype, str) else dtype
-        return self.library.zeros(shape, dtype=known, device=self.place)
+        try:
+            return self.library.zeros(shape, dtype=known, device=self.place)
+        except RuntimeError as error:
+            if not self._ours.door.is_of_memory(error):
+                raise
+            raise self._ours.NoMemory(f"Stitcher.add: {error}") from None
 
     def ones(self, like: Any, shape: Size) -> Any:
         return like.new_ones(()).expand(shape)

@@ -198,6 +198,8 @@ def test_without_memory_an_error_is_what_arrays_and_what_torch_raise():
     for kind in (MemoryError, torch.OutOfMemoryError, gpufold.torch.NoMemory):
         with pytest.raises(kind, match=r"^take_blocks: "):
             gpufold.take_blocks(torch.ones(8), [(0,)], 2**57)
+        with pytest.raises(kind, match=r"^Stitcher\.add: "):
+            gpufold.Stitcher((2**57,), 4).add(torch.ones(1, 4), [(0,)])
 
 
 def test_a_dtype_is_named_on_every_device():

@@ -104,8 +104,7 @@ def _answered(
     answer = misfit(function, name, given, named) if isinstance(error, TypeError) else None
     if answer is not None:
         return answer
-    without_memory = isinstance(error, MemoryError | OutOfMemoryError) or "DefaultCPUAllocator" in said
-    kind = NoMemory if without_memory else KINDS.get(type(error))
+    kind = NoMemory if is_of_memory(error) else KINDS.get(type(error))
     if kind is None:
         return error
     said = said.replace(".astype", ".to")
@@ -118,6 +117,11 @@ def _answered(
     elif not said.startswith(name):
         said = f"{name}: {said}"
     return error if kind is type(error) and said == str(error) else kind(said)
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Return whether an error, torch's too, says that there is no memory."""
+    return isinstance(error, MemoryError | OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def refuse_script(name: str) -> NoReturn:
