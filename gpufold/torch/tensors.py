@@ -239,8 +239,7 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     if _C._are_functorch_transforms_active() and has_tensors(positions):
         positions = stacked(positions)
     if isinstance(positions, Tensor):
-        if positions.is_nested:
-            raise nested(operation, "positions")
+        check_tensor(operation, "positions", positions)
         return positions[:, None] if positions.ndim == 1 else positions
     check_tensor(operation, "array", array)
     taken = arrays.as_positions(operation, np, positions, array)

@@ -214,7 +214,7 @@ def _plans(problem: Problem, variant: str, part: int, at_most: int) -> tuple[Pla
         word, words = part, part > 1
     else:
         parts, met = -(-row.stride // part), -(-row.size // part) + 1
-        if parts > 2 * met:
+        if parts > THREADS * met:  # with fewer, a race may decide
             raise Unsupported(
                 f"gather has threads for all {row.stride} pixels of a stride along the last axis, which has {row.size}"
             )
