@@ -37,7 +37,8 @@ def remembered(arrays: Literal[1, 2] = 1) -> Callable[[DescribeT], DescribeT]:
             try:
                 return known[first.dtype, dumps((shapes, others, named), MARSHAL)]
             except (KeyError, ValueError):  # new, or with arguments that are no plain numbers
-                described = describe(*given, **(named if window is None else named | {"window": window}))
+                pass  # what is raised below does not come of it
+            described = describe(*given, **(named if window is None else named | {"window": window}))
             if _is_plain((shapes, others, *named.values())):
                 if len(known) >= MOST_KEPT:
                     known.clear()

@@ -447,6 +447,7 @@ def test_a_bad_call_says_what_where_and_what_was_expected(call):
     def refused():
         with pytest.raises(error) as caught:
             function(**arguments)
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None, "two errors are shown"
         return str(caught.value)
 
     peak, message = peak_of(refused)

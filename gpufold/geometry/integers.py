@@ -96,7 +96,8 @@ def check_of_sizes(**others: Callable[..., Any]) -> Callable[[Callable[..., Geom
             try:
                 return known[dumps((shape, given), MARSHAL)]
             except (KeyError, ValueError):  # they are new, or no plain integers
-                sizes = tuple([converted(shape, *each) for each in zip(names, given, strict=False)])
+                pass  # what is raised below does not come of it
+            sizes = tuple([converted(shape, *each) for each in zip(names, given, strict=False)])
             key = dumps((tuple(shape), sizes), MARSHAL)
             result = known.get(key)
             if result is None:
