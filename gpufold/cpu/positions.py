@@ -35,12 +35,15 @@ from gpufold.weights import least_weight
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it."""
 
-LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 18
+LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 19
 """Elements whose indices are computed at a time, and bytes that are extracted at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 15
+FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 16
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
 most bytes of each, that are extracted together."""
+
+PADDED_BYTES, BLOCK_BYTES = 1 << 22, 1 << 16
+"""Most bytes of a padded array, and of its share for each block beyond the border, which is slow to extract alone."""
 
 FEW_ELEMENTS, LARGE_BLOCK = 800, 1 << 17
 """Most elements of a block beyond the border that is extracted by index; least bytes of one that is cleared around what
@@ -216,29 +219,45 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         blocks[...] = np.zeros((), blocks.dtype)
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
-    side, nearest = geometry.block_shape, call.fusion.mode == "edge"
-    first = np.clip(positions, np.negative(side), geometry.size)  # beyond, nothing changes any more
-    room = np.subtract(geometry.size, side)
-    inside = first.clip(0, room)
-    outside = (first != inside).any(axis=1) | (room.min() < 0)
+    kind = take_blocks, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides
+    _take(array, blocks, weights, positions, call.fusion.mode == "edge", kind)
+
+
+def _take(
+    array: Array, blocks: Array, weights: Array | None, positions: Array, nearest: bool, kind: tuple[Any, ...]
+) -> None:
+    """Extract weighted blocks; beyond the array is zero, or its nearest element."""
+    rank = positions.shape[1]
+    size, side = array.shape[-rank:], blocks.shape[-rank:]
+    room = np.subtract(size, side)
+    inside = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
+    outside = reduce(np.logical_or, map(np.not_equal, positions.T, inside))
+    if room.min() < 0:
+        outside.fill(True)
     beyond: Array = np.flatnonzero(outside)
-    many = len(blocks) >= MANY_BLOCKS and blocks[0].nbytes <= SMALL_BLOCK and not array.dtype.hasobject
+    moves, first = not array.dtype.hasobject, blocks[0]
+    many = len(blocks) >= MANY_BLOCKS and first.nbytes <= SMALL_BLOCK and moves
+    few_elements = many and first.size <= FEW_ELEMENTS
+    if weights is None and moves and len(beyond) and not few_elements:
+        padded = _padded(array, positions, side, nearest, min(PADDED_BYTES, len(beyond) * BLOCK_BYTES))
+        if padded is not None:
+            return _take(padded[0], blocks, None, padded[1], nearest, kind)
     windows = _windows(array, blocks, room, weights is None) if many and len(beyond) < len(blocks) else None
     rest = np.arange(len(blocks)) if windows is None else beyond
-    most = max(1, TAKEN_BYTES // blocks[0].nbytes) if many else len(blocks)
-    by_index = nearest or (many and blocks[0].size <= FEW_ELEMENTS)
+    most = max(1, TAKEN_BYTES // first.nbytes) if many else len(blocks)
+    by_index = nearest or few_elements
 
     def take_windows(windows: tuple[Array, Array], part: slice) -> None:
-        multiply(windows[0][tuple(inside[part].T)], weights, windows[1][part])
+        multiply(windows[0][tuple([along[part] for along in inside])], weights, windows[1][part])
 
     def take(numbers: Array) -> None:
         few = numbers[outside[numbers]]
         if by_index:
             for together in few[None] if many else few[:, None]:
-                _take_beyond(array, blocks, first, weights, nearest, together)
+                _take_beyond(array, blocks, positions, weights, nearest, together)
             numbers, few = numbers[~outside[numbers]], few[:0]
         if numbers.size:
-            _take_one_by_one(array, blocks, first, weights, numbers, few)
+            _take_one_by_one(array, blocks, positions, weights, numbers, few)
 
     def on(threads: int) -> None:
         if windows is not None:  # those beyond the array as far as they lie inside, at first
@@ -251,8 +270,19 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     with np.errstate(all="ignore"):
         if weights is not None:  # copies use no ufunc
             shorten_buffers(blocks)
-        kind = take_blocks, most, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides
         on_threads(kind, blocks.nbytes, on)
+
+
+def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int) -> tuple[Array, Array] | None:
+    """Return an array padded as far as blocks reach, and their positions there; None if it takes over `most` bytes."""
+    lead, size = array.shape[: -len(side)], array.shape[-len(side) :]
+    ends = zip(positions.max(0).tolist(), side, size, strict=True)
+    before, after = [max(0, -first) for first in positions.min(0).tolist()], [max(0, p + n - end) for p, n, end in ends]
+    if array.itemsize * prod(lead) * prod(map(sum, zip(before, size, after, strict=True))) > most:
+        return None
+    pads = [*[(0, 0)] * len(lead), *zip(before, after, strict=True)]
+    more: dict[str, Any] = {"mode": "edge"} if nearest else {"constant_values": np.zeros((), array.dtype)}
+    return np.pad(array, pads, **more), positions + before
 
 
 def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Array, Array] | None:
@@ -273,15 +303,16 @@ def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Ar
 
 
 def _take_one_by_one(
-    array: Array, blocks: Array, first: Array, weights: Array | None, numbers: Array, beyond: Array
+    array: Array, blocks: Array, positions: Array, weights: Array | None, numbers: Array, beyond: Array
 ) -> None:
     """Extract numbered blocks, each by its own array operation; outside the array, that of `beyond` is zero."""
-    rank = first.shape[1]
+    rank = positions.shape[1]
     size, side, zero = array.shape[-rank:], blocks.shape[-rank:], np.zeros((), blocks.dtype)
     apart = set(beyond.tolist()) if blocks[0].nbytes >= LARGE_BLOCK else set()
     for number in () if apart else beyond.tolist():
         blocks[number] = zero
-    for place, pixels, met in _placed(first[numbers], side, size):
+    first = np.clip(positions[numbers], np.negative(side), size)  # beyond, nothing changes any more
+    for place, pixels, met in _placed(first, side, size):
         if (number := numbers[place]) in apart:
             apart.remove(number)
             _clear_around(blocks[number], met[1:])
@@ -303,12 +334,16 @@ def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
                 block[index] = zero
 
 
-def _take_beyond(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool, few: Array) -> None:
+def _take_beyond(
+    array: Array, blocks: Array, positions: Array, weights: Array | None, nearest: bool, few: Array
+) -> None:
     """Extract numbered blocks that extend beyond the array, element by element."""
     along: list[Array] = []
-    lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
+    rank = positions.shape[1]
+    lead, side = array.ndim - rank, blocks.shape[-rank:]
+    first = np.clip(positions[few], np.negative(side), array.shape[lead:])  # beyond, nothing changes any more
     for axis, taps in enumerate(side):
-        pixels = first[few, axis, None] + np.arange(taps)
+        pixels = first[:, axis, None] + np.arange(taps)
         along.append(pixels.reshape(-1, *(1,) * axis, taps, *(1,) * (len(side) - 1 - axis)))
     inside: list[Any] = [pixels.clip(0, extent - 1) for pixels, extent in zip(along, array.shape[lead:], strict=True)]
     taken: Array = np.empty((len(few), *blocks.shape[1:]), blocks.dtype)
