@@ -14,7 +14,7 @@ from timeit import repeat
 
 import numpy as np
 import pytest
-from cases import FUSIONS, Case, SpaceCase, fold, peak_of, unfold, window_of
+from cases import FUSIONS, Case, SpaceCase, assert_same_bits, fold, peak_of, unfold, window_of
 from executors import LAYOUTS, call_of
 
 import gpufold
@@ -105,6 +105,27 @@ def test_a_mean_of_large_blocks_needs_8_mb(size, side, kind, dtype, one_thread):
     options = {"strides": strides, "reduction": "mean", "window": window, "dtype": dtype}
     peak, result = peak_of(lambda: gpufold.blocks_to_array(blocks, size, side, **options))
     assert peak - result.nbytes - weights < 8 << 20
+
+
+@pytest.mark.parametrize("way", range(4))
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize(
+    ("size", "side", "stride"),
+    [((8, 400_000), (1636,), 654), ((2, 1_300_000), (138,), 103), ((8, 600, 700), (100, 100), 100)],
+    ids=str,
+)
+def test_every_way_to_add_long_rows_needs_8_mb(way, dtype, size, side, stride, one_thread, monkeypatch):
+    """Also where NumPy copies sums of several rows that it adds to in place; and all make the same bits."""
+    array = np.random.default_rng(0).standard_normal(size, np.float32).astype(dtype)
+    blocks = gpufold.array_to_blocks(array, side, strides=stride)
+    want = gpufold.blocks_to_array(blocks, size, side, strides=stride)
+    monkeypatch.setattr(folding, "on_threads", lambda kind, size, work, *ways: work(1, *ways[way % len(ways)]))
+    out, rank = np.empty((size[0], size[1] + 1, *size[2:]), dtype)[:, 1:], len(side)
+    taps_apart = np.ascontiguousarray(np.moveaxis(blocks, -rank, 1))
+    for given in (blocks, np.moveaxis(taps_apart, 1, -rank)):
+        peak, _ = peak_of(partial(gpufold.blocks_to_array, given, size, side, strides=stride, out=out))
+        assert peak < 8 << 20
+        assert_same_bits(out, want)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

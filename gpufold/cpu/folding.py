@@ -17,7 +17,7 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
-from gpufold.cpu.runs import COPIED_BYTES, fold_runs
+from gpufold.cpu.runs import COPIED_BYTES, fold_long_runs, fold_runs
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
@@ -31,7 +31,7 @@ Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], 
 FEW_BLOCKS = 16
 """Least blocks per tile, because blocks along its edges are cut."""
 
-WIDENED = 1 << 20
+WIDENED = 5 << 17
 """Most columns of float16 that are converted at once."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 2
@@ -62,24 +62,27 @@ def fold_algorithms(
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     kept, size = tiles.KEPT_BYTES // image.itemsize, sum_dtype(image.dtype).itemsize
-    scratch = fused.accumulate or fused.reduction != "sum" or size != image.itemsize
-    scratch_elements = 4 * tiles.TILE_ELEMENTS // size
-    most = max(1, min(image.size, scratch_elements) if scratch and not fused.move else image.size)
+    narrow = size != image.itemsize
+    limit = tiles.TILE_ELEMENTS // (1 + narrow)
+    most = max(1, min(image.size, 4 * limit // size))  # NumPy may copy what it adds to in place
     if moved:
-        limits = (most,) if columns.nbytes <= tiles.CACHE_BYTES else (kept, most)
+        scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
+        largest = most if scratch else max(1, image.size)
+        limits = (largest,) if columns.nbytes <= tiles.CACHE_BYTES else (kept, largest)
         return [(limit, algorithm) for algorithm in ways_to_move(axes, image.itemsize) for limit in limits]
     taps = prod(axis.kernel for axis in axes)
-    sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, kept // 4, most))
+    sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, most))
     by_cells: list[tuple[int, Algorithm]] = [(few, fold_cells) for few in sizes]
+    whole: list[tuple[int, Algorithm]] = [(limit, fold_runs), (limit, fold_long_runs)]
     if not taps_are_closest(columns.strides, axes):
-        return [(tiles.TILE_ELEMENTS, fold_runs), (kept, fold_runs), by_cells[0]]
+        return [*whole, (kept, fold_runs), by_cells[0]]
     copied = COPIED_BYTES // size
     fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane fits; few are copied at a time
     half = tiles.pixels_of(copied // 2, columns, image)  # because rows of sums may be longer
-    by_runs, enough = (tiles.TILE_ELEMENTS if fits else half, fold_runs), half > FEW_BLOCKS * taps
+    by_runs, enough = whole if fits else [(half, fold_runs)], half > FEW_BLOCKS * taps
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
-        return [by_runs, *by_cells] if fits or enough else by_cells  # else most of a tile is its edges
-    return [*by_cells, by_runs] if enough else by_cells
+        return [*by_runs, *by_cells] if fits or enough else by_cells  # else most of a tile is its edges
+    return [*by_cells, *by_runs] if enough else by_cells
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:

@@ -155,10 +155,14 @@ def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
     missing = (axis.blocks - least) * axis.stride
     if missing <= 0:
         return axis, None
-    pixels = np.arange(axis.size)
     begin = (least - 1) * axis.stride - axis.pad_begin
-    few = pixels - np.clip((pixels - begin) // axis.stride * axis.stride, 0, missing)
+    removed = np.arange(-begin, axis.size - begin)
+    removed //= axis.stride
+    removed *= axis.stride
+    few = np.arange(axis.size)
+    few -= removed.clip(0, missing, out=removed)
     lowest, size = int(few.min()), int(np.ptp(few)) + 1
     pad_begin = axis.pad_begin + lowest
     pad_end = (least - 1) * axis.stride + axis.dilated_kernel - size - pad_begin
-    return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few - lowest
+    few -= lowest
+    return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few

@@ -11,6 +11,7 @@ that starts from +0. So taps a stride apart are one reduction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby, pairwise, product
 from math import gcd, prod
 from typing import NamedTuple, TypeAlias
@@ -29,9 +30,12 @@ FLAT_RUN, LARGE_PLANE = 32, 20000
 """Least blocks of a plane for a long inner loop, and least bytes of sums for which runs are faster than a copy, unless
 runs reach whole rows: these are always faster."""
 
-COPIED_BYTES, PLANES_BYTES = max(tiles.CACHE_BYTES, 1 << 21), max(tiles.KEPT_BYTES, 1 << 20)
-"""Most bytes of a plane's columns that are copied, twice as many if nothing is widened first; bytes of the columns of
-several planes that stay in a core's cache."""
+COPIED_BYTES = max(tiles.CACHE_BYTES, 1 << 21)
+"""Most bytes of a plane's columns that are copied, twice as many if nothing is widened first."""
+
+FEW_PLANES, MANY_PLANES = max(tiles.KEPT_BYTES, 1 << 20), 5 << 19
+"""Bytes of the columns of several planes that are copied together: they stay in a core's cache, or make steps of Python
+few, in which threads wait for one another."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -51,8 +55,11 @@ def are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...])
     return (low, high) if large and wide and flat else (0, 0)
 
 
-def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add split columns into an image, every element of which is written; by cells if runs would be short."""
+def _fold(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns into an image, every element of which is written; by cells if runs would be short.
+
+    Small planes are copied together up to `most_bytes`.
+    """
     if not columns.size:
         return fold_cells(columns, image, axes, weights)
     if len(axes) == 1:  # a single axis is a single row
@@ -64,8 +71,9 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             return fold_cells(columns, image, axes, weights)
         allowed, layout = COPIED_BYTES * (1 if is_narrow(columns, image) else 2), _layout(axes, 1)
         elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
-        fits = elements * image.itemsize <= allowed
-        return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
+        if elements * image.itemsize > allowed:
+            return fold_cells(columns, image, axes, weights)
+        return _fold_copied(most_bytes, columns, image, axes, weights)
     shorten_buffers(columns)
     *outer, last = axes
     parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
@@ -81,6 +89,9 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             strip = strip.transpose(0, 1, *range(3, image.ndim), 2)  # rows are short: inner loops go across them
             fold_cells(columns[few], strip, (*outer, section), of_few)
             image[..., start:stop] = strip
+
+
+fold_runs, fold_long_runs = partial(_fold, FEW_PLANES), partial(_fold, MANY_PLANES)
 
 
 @kept
@@ -134,15 +145,15 @@ class _Layout(NamedTuple):
     """Elements of a phase's sums."""
 
 
-def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add split columns into an image, every element of which is written, from copies of a few planes at a time."""
+def _fold_copied(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns into an image, every element of which is written, from copies of some planes at a time."""
     if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
         columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
     elif len(image) > image.shape[1]:
         columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
     narrow = is_narrow(columns, image)  # widened first, into as many bytes again
-    most = max(1, PLANES_BYTES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
+    most = max(1, most_bytes // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
     copied: Array = np.zeros(layout.elements, dtype)
