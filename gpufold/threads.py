@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from math import inf
 from queue import SimpleQueue
-from threading import RLock, get_ident
+from threading import RLock, get_ident, get_native_id
 from time import perf_counter
 from typing import Any
 
@@ -37,10 +37,14 @@ _c: Any = None
 """The C library's locks."""
 _wait: Any = None
 """Wait for a lock without the interpreter lock, not interrupted by signals; callable as an `__exit__`."""
+_cpu: Any = lambda: -1  # noqa: E731
+"""Return the number of the CPU that a thread runs on, or -1."""
 with suppress(OSError, AttributeError, TypeError):  # the C library may lack these functions
     _wait = ctypes.CDLL(None).pthread_rwlock_wrlock
     _wait.argtypes, _wait.restype = (ctypes.c_void_p, *3 * (ctypes.py_object,)), None
     _c = ctypes.PyDLL(None)
+    if hasattr(os, "sched_setaffinity"):
+        _cpu = _c.sched_getcpu
 
 _helpers: _Helpers
 _setting: Any
@@ -136,9 +140,10 @@ class _Together:
     the body and an `__exit__` that is a C function, and this C function handles no signals while it waits.
     """
 
-    __slots__ = ("__exit__", "lock")
+    __slots__ = ("__exit__", "caller", "cpu", "lock")
 
     def __init__(self) -> None:
+        self.caller, self.cpu = get_native_id(), _cpu()
         self.lock = ctypes.create_string_buffer(256)  # C's pthread_rwlock_t has 32 to 200 bytes
         _c.pthread_rwlock_init(self.lock, None)
         self.__exit__ = partial(_wait, self.lock)
@@ -149,12 +154,24 @@ class _Together:
         """Work in a floating-point mode, unless the call has ended."""
         if not _c.pthread_rwlock_tryrdlock(self.lock):
             try:
+                if _cpu() == self.cpu >= 0:
+                    self._leave()
                 rounding.adopt(mode)
                 work()
             except BaseException as error:
                 failures.append(error)
             finally:
                 _c.pthread_rwlock_unlock(self.lock)
+
+    def _leave(self) -> None:
+        """Move a helper off the caller's CPU, where it would wait for it.
+
+        Linux wakes a helper there if the other CPUs of a virtual machine are halted, and leaves it there, because calls
+        are short.
+        """
+        with suppress(OSError):
+            if others := os.sched_getaffinity(self.caller) - {self.cpu}:
+                os.sched_setaffinity(0, others)
 
 
 class _Trial:

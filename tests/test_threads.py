@@ -235,6 +235,25 @@ def test_as_many_threads_run_as_are_allowed_and_the_work_is_worth(allowed, worth
     assert len(seen) == count
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity masks")
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_helper_leaves_the_caller_s_cpu_for_others_that_the_caller_may_use(shared, monkeypatch):
+    gpufold.set_num_threads(2)
+    allowed, both, seen = os.sched_getaffinity(0), threading.Barrier(2), dict[int, set[int]]()
+    cpu = min(allowed)
+
+    def work(number):
+        both.wait(timeout=30)
+        seen[threading.get_native_id()] = os.sched_getaffinity(0)
+
+    numbers = iter([cpu, cpu if shared else -1])  # of the caller's CPU, then of the helper's
+    monkeypatch.setattr(threads, "_cpu", lambda: next(numbers))
+    threads.for_each(work, zip(range(2)))
+    mine = seen.pop(threading.get_native_id())
+    assert mine == allowed
+    assert list(seen.values()) == [(allowed - {cpu} if shared else allowed) or allowed]
+
+
 def test_calls_inside_other_pools_finish_and_agree():
     """More callers than helper threads, in pools of their own: nobody waits for a helper that has not started."""
     gpufold.set_num_threads(2)
