@@ -152,10 +152,10 @@ class _Together:
 
     def join(self, mode: Any, work: Callable[[], None], failures: list[BaseException]) -> None:
         """Work in a floating-point mode, unless the call has ended."""
+        if _cpu() == self.cpu >= 0:
+            self._leave()
         if not _c.pthread_rwlock_tryrdlock(self.lock):
             try:
-                if _cpu() == self.cpu >= 0:
-                    self._leave()
                 rounding.adopt(mode)
                 work()
             except BaseException as error:
