@@ -50,7 +50,6 @@ def every_way(request, way, monkeypatch):
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 3000)
     if chosen != "chosen":
         monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
-        monkeypatch.setattr(on_positions, "LARGE_BLOCK", 1)
 
 
 def through_columns(module, call, array, shape, block, **options):

@@ -45,9 +45,8 @@ most bytes of each, that are extracted together."""
 PADDED_BYTES, BLOCK_BYTES = 1 << 22, 1 << 16
 """Most bytes of a padded array, and of its share for each block beyond the border, which is slow to extract alone."""
 
-FEW_ELEMENTS, LARGE_BLOCK = 800, 1 << 17
-"""Most elements of a block beyond the border that is extracted by index; least bytes of one that is cleared around what
-is extracted, and not as a whole, which takes longer."""
+FEW_ELEMENTS = 800
+"""Most elements of a block beyond the border that is extracted by index."""
 
 
 def add_blocks(
@@ -228,44 +227,45 @@ def _take(
 ) -> None:
     """Extract weighted blocks; beyond the array is zero, or its nearest element."""
     rank = positions.shape[1]
-    size, side = array.shape[-rank:], blocks.shape[-rank:]
-    room = np.subtract(size, side)
-    inside = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
-    outside = reduce(np.logical_or, map(np.not_equal, positions.T, inside))
-    if room.min() < 0:
-        outside.fill(True)
-    beyond: Array = np.flatnonzero(outside)
-    moves, first = not array.dtype.hasobject, blocks[0]
+    side, first, moves = blocks.shape[-rank:], blocks[0], not array.dtype.hasobject
     many = len(blocks) >= MANY_BLOCKS and first.nbytes <= SMALL_BLOCK and moves
     few_elements = many and first.size <= FEW_ELEMENTS
-    if weights is None and moves and len(beyond) and not few_elements:
-        padded = _padded(array, positions, side, nearest, min(PADDED_BYTES, len(beyond) * BLOCK_BYTES))
-        if padded is not None:
-            return _take(padded[0], blocks, None, padded[1], nearest, kind)
-    windows = _windows(array, blocks, room, weights is None) if many and len(beyond) < len(blocks) else None
-    rest = np.arange(len(blocks)) if windows is None else beyond
+    windows, indexed, alone = None, np.empty(0, np.intp), np.arange(len(blocks))
+    inside: list[Array] = []
+    if many or nearest:
+        room = np.subtract(array.shape[-rank:], side)
+        inside = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
+        outside = reduce(np.logical_or, map(np.not_equal, positions.T, inside))
+        if room.min() < 0:
+            outside.fill(True)
+        beyond: Array = np.flatnonzero(outside)
+        if weights is None and moves and len(beyond) and not few_elements:
+            padded = _padded(array, positions, side, nearest, min(PADDED_BYTES, len(beyond) * BLOCK_BYTES))
+            if padded is not None:
+                return _take(padded[0], blocks, None, padded[1], nearest, kind)
+        if many and len(beyond) < len(blocks):  # those beyond the array as far as they lie inside, at first
+            windows = _windows(array, blocks, room, weights is None)
+            alone = alone if windows is None else beyond
+        if nearest or few_elements:
+            indexed, alone = beyond, alone[~outside[alone]]
     most = max(1, TAKEN_BYTES // first.nbytes) if many else len(blocks)
-    by_index = nearest or few_elements
 
-    def take_windows(windows: tuple[Array, Array], part: slice) -> None:
+    def take_windows(windows: tuple[Array, Array], part: Array) -> None:
         multiply(windows[0][tuple([along[part] for along in inside])], weights, windows[1][part])
 
-    def take(numbers: Array) -> None:
-        few = numbers[outside[numbers]]
-        if by_index:
-            for together in few[None] if many else few[:, None]:
-                _take_beyond(array, blocks, positions, weights, nearest, together)
-            numbers, few = numbers[~outside[numbers]], few[:0]
-        if numbers.size:
-            _take_one_by_one(array, blocks, positions, weights, numbers, few)
-
     def on(threads: int) -> None:
-        if windows is not None:  # those beyond the array as far as they lie inside, at first
-            step = min(most, -(-len(blocks) // threads))
-            parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
-            for_each(take_windows, [(windows, part) for part in parts], threads)
-        step = max(1, min(most, -(-len(rest) // threads)))
-        for_each(take, [(rest[start : start + step],) for start in range(0, len(rest), step)], threads)
+        def parts(numbers: range | Array, most: int) -> Iterator[Any]:
+            step = max(1, min(most, -(-len(numbers) // threads)))
+            return (numbers[start : start + step] for start in range(0, len(numbers), step))
+
+        if windows is not None:
+            every = parts(range(len(blocks)), most)
+            for_each(take_windows, [(windows, slice(part.start, part.stop)) for part in every], threads)
+        given = array, blocks, positions, weights
+        if len(indexed):
+            for_each(_take_beyond, [(*given, nearest, part) for part in parts(indexed, most if many else 1)], threads)
+        if len(alone):
+            for_each(_take_one_by_one, [(*given, part) for part in parts(alone, most)], threads)
 
     with np.errstate(all="ignore"):
         if weights is not None:  # copies use no ufunc
@@ -302,26 +302,22 @@ def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Ar
     return as_strided(array, shape, steps, writeable=False), blocks
 
 
-def _take_one_by_one(
-    array: Array, blocks: Array, positions: Array, weights: Array | None, numbers: Array, beyond: Array
-) -> None:
-    """Extract numbered blocks, each by its own array operation; outside the array, that of `beyond` is zero."""
+def _take_one_by_one(array: Array, blocks: Array, positions: Array, weights: Array | None, numbers: Array) -> None:
+    """Extract numbered blocks, each by its own array operation; outside the array is zero."""
     rank = positions.shape[1]
-    size, side, zero = array.shape[-rank:], blocks.shape[-rank:], np.zeros((), blocks.dtype)
-    apart = set(beyond.tolist()) if blocks[0].nbytes >= LARGE_BLOCK else set()
-    for number in () if apart else beyond.tolist():
-        blocks[number] = zero
+    size, side, missed = array.shape[-rank:], blocks.shape[-rank:], set(numbers.tolist())
     first = np.clip(positions[numbers], np.negative(side), size)  # beyond, nothing changes any more
     for place, pixels, met in _placed(first, side, size):
-        if (number := numbers[place]) in apart:
-            apart.remove(number)
-            _clear_around(blocks[number], met[1:])
+        block = blocks[numbers[place]]
+        missed.remove(numbers[place])
+        if len(met) > 1:
+            _clear_around(block, met[1:])
         if weights is None:
-            copy_rows(array[pixels], blocks[number][met])
+            copy_rows(array[pixels], block[met])
         else:
-            multiply(array[pixels], weights[met], blocks[number][met])
-    for number in apart:
-        blocks[number] = zero
+            multiply(array[pixels], weights[met], block[met])
+    for number in missed:
+        blocks[number] = np.zeros((), blocks.dtype)
 
 
 def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
