@@ -69,7 +69,7 @@ def fold_algorithms(
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
         largest = most if scratch else max(1, image.size)
         limits = (largest,) if columns.nbytes <= tiles.CACHE_BYTES else (kept, largest)
-        return [(limit, algorithm) for algorithm in ways_to_move(axes, image.itemsize) for limit in limits]
+        return [(elements, algorithm) for algorithm in ways_to_move(axes, image.itemsize) for elements in limits]
     taps = prod(axis.kernel for axis in axes)
     sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, most))
     by_cells: list[tuple[int, Algorithm]] = [(few, fold_cells) for few in sizes]

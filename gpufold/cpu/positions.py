@@ -250,7 +250,7 @@ def _take(
             indexed, alone = beyond, alone[~outside[alone]]
     most = max(1, TAKEN_BYTES // first.nbytes) if many else len(blocks)
 
-    def take_windows(windows: tuple[Array, Array], part: Array) -> None:
+    def take_windows(windows: tuple[Array, Array], part: slice) -> None:
         multiply(windows[0][tuple([along[part] for along in inside])], weights, windows[1][part])
 
     def on(threads: int) -> None:
