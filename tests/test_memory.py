@@ -110,20 +110,26 @@ def test_a_mean_of_large_blocks_needs_8_mb(size, side, kind, dtype, one_thread):
 @pytest.mark.parametrize("way", range(4))
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize(
-    ("size", "side", "stride"),
-    [((8, 400_000), (1636,), 654), ((2, 1_300_000), (138,), 103), ((8, 600, 700), (100, 100), 100)],
+    ("size", "side", "stride", "reduction"),
+    [
+        ((8, 400_000), (1636,), 654, "sum"),
+        ((2, 1_297_835), (138,), 103, "sum"),
+        ((2, 1_297_835), (138,), 103, "mean"),
+        ((8, 600, 700), (100, 100), 100, "sum"),
+    ],
     ids=str,
 )
-def test_every_way_to_add_long_rows_needs_8_mb(way, dtype, size, side, stride, one_thread, monkeypatch):
+def test_every_way_to_add_long_rows_needs_8_mb(way, dtype, size, side, stride, reduction, one_thread, monkeypatch):
     """Also where NumPy copies sums of several rows that it adds to in place; and all make the same bits."""
     array = np.random.default_rng(0).standard_normal(size, np.float32).astype(dtype)
     blocks = gpufold.array_to_blocks(array, side, strides=stride)
-    want = gpufold.blocks_to_array(blocks, size, side, strides=stride)
+    options = {"strides": stride, "reduction": reduction}
+    want = gpufold.blocks_to_array(blocks, size, side, **options)
     monkeypatch.setattr(folding, "on_threads", lambda kind, size, work, *ways: work(1, *ways[way % len(ways)]))
     out, rank = np.empty((size[0], size[1] + 1, *size[2:]), dtype)[:, 1:], len(side)
     taps_apart = np.ascontiguousarray(np.moveaxis(blocks, -rank, 1))
     for given in (blocks, np.moveaxis(taps_apart, 1, -rank)):
-        peak, _ = peak_of(partial(gpufold.blocks_to_array, given, size, side, strides=stride, out=out))
+        peak, _ = peak_of(partial(gpufold.blocks_to_array, given, size, side, **options, out=out))
         assert peak < 8 << 20
         assert_same_bits(out, want)
 
