@@ -30,9 +30,10 @@ def at_least(library: Any, weights: Any, least: float) -> Any:
     >>> at_least(np, np.array([1.0, -1e-9, 0.0]), 0.125)
     array([ 1.   , -0.125,  0.   ])
     """
-    small = (abs(weights) < least) & (weights != 0)
-    if library is np and not small.any():
-        return weights
+    small = abs(weights) < least
+    if library is np and np.count_nonzero(small) + np.count_nonzero(weights) == weights.size:
+        return weights  # the small ones are zeros
+    small = small & (weights != 0)
     return library.where(small, library.sign(weights) * least, weights)
 
 

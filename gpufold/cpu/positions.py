@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from math import prod
+from operator import add, le, sub
 from typing import Any
 
 import numpy as np
@@ -60,23 +61,27 @@ def add_blocks(
     assert isinstance(geometry, PositionsGeometry)
     least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
     weights = None if window is None else weights_of_block(window, geometry.block_shape, least)
-    _add(blocks, array, weights, positions)
+    added = [(blocks, array, weights)]
     if weight_out is not None:
-        added, factors = np.ones((), weight_out.dtype), weights
+        terms, factors = np.ones((), weight_out.dtype), weights
         if weights is not None and weights.dtype == weight_out.dtype:
-            added, factors = weights, None
-        _add(repeated(added, (geometry.count, *geometry.block_shape)), weight_out, factors, positions)
+            terms, factors = weights, None
+        added.append((repeated(terms, (geometry.count, *geometry.block_shape)), weight_out, factors))
+    few = len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS
+    placed = _placed(positions.tolist(), geometry.block_shape, geometry.size) if few else ()
+    met = [(pixels, (number, *taps)) for number, pixels, taps in placed]
+    with np.errstate(all="ignore"):
+        shorten_buffers(blocks)
+        for terms, total, factors in added:
+            if few and sum_dtype(total.dtype) == total.dtype:
+                add_pairs(total, terms, None if factors is None else repeated(factors, terms.shape), met)
+            else:
+                _add(terms, total, factors, positions)
 
 
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
-    if len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
-        with np.errstate(all="ignore"):
-            shorten_buffers(blocks)
-            factors = None if weights is None else repeated(weights, blocks.shape)
-            _add_slices(array, blocks, factors, [[number] for number in range(len(blocks))], positions)
-        return
     scatters, limit = _are_small(blocks, rank), array.size
     narrow = sum_dtype(array.dtype) != array.dtype
     if narrow or (scatters and not _is_indexed(array, rank)):  # copied tile by tile
@@ -97,9 +102,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         parts = _blocks_near(cut, blocks.shape[-rank:], positions)
         for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts], threads)
 
-    with np.errstate(all="ignore"):
-        shorten_buffers(blocks)
-        on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
+    on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
 def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:
@@ -130,32 +133,25 @@ def _add_to_tile(
         _scatter(total, blocks, weights, met, positions, begin)
     else:
         weights = None if weights is None else repeated(weights, blocks.shape)
-        _add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
+        numbers, first = met.tolist(), (positions[met] - begin).tolist()
+        placed = _placed(first, blocks.shape[-rank:], tile.shape[-rank:])
+        add_pairs(total, blocks, weights, ((pixels, (numbers[number], *taps)) for number, pixels, taps in placed))
     if total is not tile:
         round_into(tile, total)
 
 
-def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
+def _placed(first: list[list[int]], block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
     """Yield the number of each block that intersects an array, and the indices of the pixels and taps in common."""
-    inside = np.logical_and.reduce((first >= 0) & (first <= np.subtract(size, block)), axis=1).tolist()
-    ends = (first + block).tolist()  # no overflow for blocks inside
-    for number, (pixel, end, whole) in enumerate(zip(first.tolist(), ends, inside, strict=True)):
-        if whole:
-            yield number, (..., *map(slice, pixel, end)), (...,)
+    room = [*map(sub, size, block)]
+    for number, pixel in enumerate(first):
+        if min(pixel) >= 0 and all(map(le, pixel, room)):
+            yield number, (..., *map(slice, pixel, map(add, pixel, block))), (...,)
             continue
         each = zip(pixel, block, size, strict=True)
         spans = [(p, max(p, 0), min(p + taps, extent)) for p, taps, extent in each]
         if all(start < stop for _, start, stop in spans):
             taps = (slice(start - p, stop - p) for p, start, stop in spans)
             yield number, (..., *(slice(start, stop) for _, start, stop in spans)), (..., *taps)
-
-
-def _add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list[list[int]], first: Array) -> None:
-    """Add numbered blocks at their first pixels (count, rank), one after another."""
-    rank = first.shape[1]
-    met = _placed(first, blocks.shape[-rank:], total.shape[-rank:])
-    pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
-    add_pairs(total, blocks, weights, pairs)
 
 
 def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, positions: Array, begin: Array) -> None:
@@ -307,7 +303,7 @@ def _take_one_by_one(array: Array, blocks: Array, positions: Array, weights: Arr
     rank = positions.shape[1]
     size, side, missed = array.shape[-rank:], blocks.shape[-rank:], set(numbers.tolist())
     first = np.clip(positions[numbers], np.negative(side), size)  # beyond, nothing changes any more
-    for place, pixels, met in _placed(first, side, size):
+    for place, pixels, met in _placed(first.tolist(), side, size):
         block = blocks[numbers[place]]
         missed.remove(numbers[place])
         if len(met) > 1:
