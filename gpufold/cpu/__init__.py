@@ -38,13 +38,21 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
     if isinstance(geometry, SlidingGeometry):
         image = array[None] if len(geometry.lead) == 1 else array
         return blocks.reshape(geometry.split_columns_shape), image, geometry.bounded_axes
-    if isinstance(geometry, SpaceGeometry):  # (prod(block)*B, *D) as (B, 1, *block, *D)
-        rank = len(geometry.axes)
-        split = blocks.reshape(*geometry.block_shape, geometry.batch, *geometry.num_blocks)
-        first = (rank, *range(rank), *range(rank + 1, 2 * rank + 1))
-        return split.transpose(first)[:, None], array[:, None], geometry.axes
-    shape, order, image_shape, axes = _split_blocks(geometry, blocks.strides, array.strides)
+    split = _split_batch(geometry) if isinstance(geometry, SpaceGeometry) else None
+    shape, order, image_shape, axes = split or _split_blocks(geometry, blocks.strides, array.strides)
     return blocks.reshape(shape, copy=False).transpose(order), array.reshape(image_shape, copy=False), axes
+
+
+@lru_cache(maxsize=256)
+def _split_batch(geometry: SpaceGeometry) -> tuple[Size, Size, Size, tuple[Axis, ...]]:
+    """Return what `_split_blocks` returns, for (prod(block)*B, *D)."""
+    rank, axes = len(geometry.axes), geometry.axes
+    return (
+        (*geometry.block_shape, geometry.batch, 1, *geometry.num_blocks),
+        (rank, rank + 1, *range(rank), *range(rank + 2, 2 * rank + 2)),
+        (geometry.batch, 1, *(axis.size for axis in axes)),
+        axes,
+    )
 
 
 @lru_cache(maxsize=256)

@@ -162,13 +162,14 @@ def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array |
 move_together, move_apart = partial(_move, apart=False), partial(_move, apart=True)
 
 
-def ways_to_move(axes: tuple[Axis, ...], size: int) -> list[Callable[..., None]]:
+@kept
+def ways_to_move(axes: tuple[Axis, ...], size: int) -> tuple[Callable[..., None], ...]:
     """Return the ways to copy elements of `size` bytes into an image, the likely fastest first."""
     split = _last_split(axes)
     if not split or axes[split[0]].stride >= LONG_STRIDE:
-        return [move_together]
+        return (move_together,)
     cell = size * prod(axis.size for axis in axes[split[0] + 1 :]) * axes[split[0]].stride
-    return [move_apart, move_together] if cell < LONG_CELL else [move_together, move_apart]
+    return (move_apart, move_together) if cell < LONG_CELL else (move_together, move_apart)
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
