@@ -213,6 +213,8 @@ def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: s
 
 def weights_of(window: Any) -> tuple[Any, ...]:
     """Return the tensors of a window as given: one per axis, or one for the block."""
+    if type(window) is Tensor:
+        return (window,)
     if window is None or type(window) is tuple:
         return window or ()
     return tuple(islice(window, MOST_AXES)) if is_separable(window) else (window,)
