@@ -261,14 +261,14 @@ def _windows(problem: Problem, image: Any) -> Any:
 
 def _indexed(problem: Problem, image: Any) -> Callable[[], Any]:
     geometry, places, weights = problem.geometry, problem.positions(), problem.block_weights()
-    spatial, before = tuple(range(2, image.ndim)), np.maximum(-places.min(0), 0)
-    after = np.maximum((places + geometry.block_shape).max(0) - geometry.size, 0)
-    pads, index = [(0, 0), (0, 0), *zip(before, after, strict=True)], tuple((places + before).T)
+    spatial = tuple(range(2, image.ndim))
 
     def run() -> Any:
-        views = np.lib.stride_tricks.sliding_window_view(np.pad(image, pads), geometry.block_shape, spatial)
-        blocks = np.moveaxis(views, spatial, range(len(spatial)))[index]
-        return blocks * weights if problem.window else blocks
+        before, after = -places.min(0).clip(max=0), ((places + geometry.block_shape).max(0) - geometry.size).clip(0)
+        extended = np.pad(image, [(0, 0), (0, 0), *zip(before, after, strict=True)])
+        views = np.lib.stride_tricks.sliding_window_view(extended, geometry.block_shape, spatial)
+        blocks = np.moveaxis(views, spatial, range(len(spatial)))[tuple((places + before).T)]
+        return np.ascontiguousarray(blocks * weights if problem.window else blocks)
 
     return run
 

@@ -144,6 +144,14 @@ def test_blocks_are_not_copied(one_thread, layout):
     assert max(together, apart) < 4 * tiles.TILE_ELEMENTS + 600_000 < blocks.nbytes // 4
 
 
+def test_an_image_channels_last_is_copied_some_planes_at_a_time(one_thread):
+    image = np.moveaxis(np.ones((16, 128, 128, 16), np.float32), -1, 1)
+    blocks = np.empty((16, 16, 31, 31, 8, 8), np.float32)
+    peak, _ = peak_of(lambda: gpufold.array_to_blocks(image, (8, 8), strides=4, out=blocks))
+    assert folding.PADDED_BYTES // 2 < peak < folding.PADDED_BYTES + 600_000 < image.nbytes
+    assert blocks.all()
+
+
 @pytest.mark.parametrize(
     ("dtypes", "kind"),
     [(("f4", "f4"), "none"), (("f4", "f4"), "full"), (("f2", "f2"), "separable"), (("u1", "f4"), "none")],

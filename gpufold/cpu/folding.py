@@ -166,20 +166,27 @@ def _unfold_algorithms(
     if (few and columns.size <= SMALL_COPY) or columns.dtype.hasobject:
         pass  # NumPy makes no view of blocks of objects
     elif not outside:
+        if abs(image.strides[-1]) > image.itemsize:  # the pixels of a row are apart, as with channels last
+            algorithms += _by_padded_planes(image, columns, axes)
         view_of = _view_of_columns(image, columns, axes)
         algorithms.append((_unfold_view, view_of.most))
         if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
             algorithms.append((_unfold_view, prod(view_of.of_blocks)))
     elif weights is None and (columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS):
-        plane = image.itemsize * prod(axis.padded_size for axis in axes)
-        if OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes and plane <= PADDED_BYTES:
-            algorithms.append((_unfold_padded, PADDED_BYTES // max(1, plane)))
+        algorithms += _by_padded_planes(image, columns, axes)
     if not algorithms:
         return [] if few else [(_unfold_tiles, 2 * tiles.TILE_ELEMENTS)]
     if columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
         short = axes[-1].kernel * columns.itemsize <= SHORT_ROW and taps_are_closest(columns.strides, axes)
         algorithms.insert(0 if short else len(algorithms), (_unfold_tiles, 2 * tiles.TILE_ELEMENTS))
     return algorithms
+
+
+def _by_padded_planes(image: Array, columns: Array, axes: tuple[Axis, ...]) -> list[tuple[_UnfoldAlgorithm, int]]:
+    """Return the algorithm that copies planes, with their number, if they are small and their pixels taken often."""
+    plane = image.itemsize * prod(axis.padded_size for axis in axes)
+    often = OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes
+    return [(_unfold_padded, PADDED_BYTES // max(1, plane))] if often and plane <= PADDED_BYTES else []
 
 
 def _unfold_tiles(
@@ -202,8 +209,9 @@ def _unfold_padded(
     planes, units = prod(image.shape[:2]), lines[:2] if most >= max(lines) else ()
     inside = (ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))
     whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
-    apart = threads > 1 and planes >= 2 * threads
-    parts = parts_of(image.shape[:2], most, units, threads if apart else 1)
+    parts = parts_of(image.shape[:2], most, units, threads)
+    apart = 1 < threads <= len(parts) and planes >= 2 * threads
+    parts = parts if apart else parts_of(image.shape[:2], most, units)
     shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
     unused = deque[Array]()
 
@@ -216,7 +224,7 @@ def _unfold_padded(
         few = padded[: len(some), : some.shape[1]]
         pixels, pieces = few[inside], parts_of(some.shape, cached, lines, threads)
         for_each(copy_rows, [(some[piece], pixels[piece]) for piece in pieces], threads)
-        _unfold_view(few, columns[part], whole, None, threads)
+        _unfold_view(few, columns[part], whole, weights, threads)
         unused.append(padded)
 
     for_each(copy, [(part, 1 if apart else threads) for part in parts], threads if apart else 1)
