@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import definition
@@ -26,7 +26,7 @@ from cases import (
     values,
     window_of,
 )
-from executors import Call, arrays_of, assert_same_bytes, calls_of
+from executors import Call, arrays_of, assert_same_bytes, calls_of, in_order
 from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
@@ -364,3 +364,20 @@ def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
     array, positions = values((2, 2, 5), np.float32), np.random.default_rng(0).integers(-4, 6, (3000, 2))
     got = gpufold.take_blocks(array, positions, (3, 2), mode=mode)
     assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (2, 3, 0, 1), (3, 2, 1, 0), (0, 1, 3, 2)], ids=str)
+@pytest.mark.parametrize(("dtype", "kind"), [("u1", "none"), ("f4", "none"), ("f4", "full"), ("f4", "separable")])
+def test_blocks_of_an_image_in_any_layout_are_those_of_a_contiguous_copy(dtype, kind, order):
+    """Whether planes are copied or viewed: calls of this size measure every way, one after another."""
+    image, options = values((2, 3, 90, 81), dtype), {"window": window_of(kind, (5, 4), dtype)}
+    given, many = in_order(image, order), np.random.default_rng(0).integers(-3, 80, (1000, 2))
+    calls = (
+        partial(gpufold.array_to_blocks, block_shape=(5, 4), strides=(2, 1), **options),
+        partial(gpufold.im2col, kernel_size=(5, 4), strides=(2, 1), pads_begin=(1, 2), **options),
+        partial(gpufold.take_blocks, positions=many, block_shape=(5, 4), **options),
+    )
+    for call in calls:
+        wanted = call(image)
+        for _ in range(8):
+            assert_same_bits(call(given), wanted)
