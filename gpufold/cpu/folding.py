@@ -44,9 +44,9 @@ SMALL_COPY, MANY_STEPS = 1 << 12, 16
 """Most elements of columns that are faster copied by index than from a view of all blocks; least array operations for
 which a padded copy of a small image is faster."""
 
-SHORT_ROW, STEP_BYTES = 8, 1 << 16
-"""Most bytes of a row of taps that is likely to be copied faster tap by tap, for all blocks, than as a row; least bytes
-of columns for a step of Python in that case."""
+SHORT_ROW, SHORT_ROW_BYTES, STEP_BYTES, WRITTEN_BYTES = 3, 12, 1 << 16, 1 << 22
+"""Most taps and most bytes of a row that is likely to be copied faster tap by tap, for all blocks, than as a row; then
+least bytes of columns for a step of Python, and most bytes of a tile's columns, to which every tap writes."""
 
 
 def fold_algorithms(
@@ -163,6 +163,9 @@ def _unfold_algorithms(
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
     algorithms: list[tuple[_UnfoldAlgorithm, int]] = []
+    closest, pixels = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS
+    if closest:
+        pixels = min(pixels, tiles.pixels_of(WRITTEN_BYTES // image.itemsize, columns, image))
     if (few and columns.size <= SMALL_COPY) or columns.dtype.hasobject:
         pass  # NumPy makes no view of blocks of objects
     elif not outside:
@@ -175,10 +178,11 @@ def _unfold_algorithms(
     elif weights is None and (columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS):
         algorithms += _by_padded_planes(image, columns, axes)
     if not algorithms:
-        return [] if few else [(_unfold_tiles, 2 * tiles.TILE_ELEMENTS)]
+        return [] if few else [(_unfold_tiles, pixels)]
     if columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
-        short = axes[-1].kernel * columns.itemsize <= SHORT_ROW and taps_are_closest(columns.strides, axes)
-        algorithms.insert(0 if short else len(algorithms), (_unfold_tiles, 2 * tiles.TILE_ELEMENTS))
+        taps = axes[-1].kernel
+        short = closest and taps <= SHORT_ROW and taps * columns.itemsize <= SHORT_ROW_BYTES
+        algorithms.insert(0 if short else len(algorithms), (_unfold_tiles, pixels))
     return algorithms
 
 
