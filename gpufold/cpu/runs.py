@@ -20,7 +20,7 @@ import numpy as np
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply, shorten_buffers
-from gpufold.cpu.cells import fold_cells, store
+from gpufold.cpu.cells import fold_cells, store, taps_are_closest
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of
@@ -36,6 +36,10 @@ COPIED_BYTES = max(tiles.CACHE_BYTES, 1 << 21)
 FEW_PLANES, MANY_PLANES = max(tiles.KEPT_BYTES, 1 << 20), 5 << 19
 """Bytes of the columns of several planes that are copied together: they stay in a core's cache, or make steps of Python
 few, in which threads wait for one another."""
+
+FETCHED, READ_BYTES = 2 * tiles.LINE_BYTES, tiles.CACHE_BYTES // 2
+"""Most bytes of a block whose taps are copied from where they lie. Larger ones, of rows shorter than a cache line, are
+first copied as they lie if they have more than so many bytes: else every tap would wait for lines anew."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -156,6 +160,10 @@ def _fold_copied(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis
     most = max(1, most_bytes // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
+    block, row = (dtype.itemsize * prod(axis.kernel for axis in some) for some in (axes, axes[-1:]))
+    scratch: Array | None = None
+    if block > FETCHED and row < tiles.LINE_BYTES and columns.nbytes > READ_BYTES and not narrow:
+        scratch = np.empty_like(columns[0, :count]) if taps_are_closest(columns.strides, axes) else None
     copied: Array = np.zeros(layout.elements, dtype)
     copy = _view(copied, layout.copy)
     sums: Array = np.zeros((*(axis.stride for axis in axes), layout.run), dtype)
@@ -174,6 +182,9 @@ def _fold_copied(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # the last ones may repeat some
             few = slice(start, start + count)
             terms = widened(source[few]) if narrow else source[few]
+            if scratch is not None:
+                scratch[...] = terms
+                terms = scratch
             for place, some, factors in copies:
                 multiply(terms[some].reshape(place.shape), factors, place)
             for place in zeros:
