@@ -192,17 +192,18 @@ def speed() -> Figure:
     from bench.report import by_operation
     from bench.results import Run
 
-    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-28.json"))
+    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-29.json"))
     shown = {"torch": "torch", "loop": "a NumPy loop", "fastest": "the fastest peer"}
-    figure, axes = _chart(5.6, (0.1, 0.87), "time of a peer divided by gpufold's", 12, 1)
+    cells = {peer: [row[1 + peers.index(peer)] for row in measured] for peer in shown}
+    factors = {peer: [float(cell.removesuffix("x") or 0) for cell in texts] for peer, texts in cells.items()}
+    most = 1.08 * max(map(max, factors.values()))
+    figure, axes = _chart(5.6, (0.1, 0.87), "time of a peer divided by gpufold's", most, 1)
     lines = np.arange(len(measured))
     axes.set_ylim(len(measured), -0.1)
     axes.set_yticks(lines + 0.45, [name for name, *_ in measured], size=SMALL)
     for place, ((peer, words), colour) in enumerate(zip(shown.items(), COLOURS[1:], strict=True)):
-        cells = [cells[peers.index(peer)] for _, *cells in measured]
-        factors = [float(cell.removesuffix("x") or 0) for cell in cells]
-        bars = axes.barh(lines + 0.28 * place, factors, 0.26, align="edge", color=colour, label=words)
-        axes.bar_label(bars, cells, padding=2, size=8, color=FAINT)
+        bars = axes.barh(lines + 0.28 * place, factors[peer], 0.26, align="edge", color=colour, label=words)
+        axes.bar_label(bars, cells[peer], padding=2, size=8, color=FAINT)
     axes.legend(loc="lower right", frameon=False, fontsize=SMALL)
     return figure
 
