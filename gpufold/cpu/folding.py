@@ -34,8 +34,9 @@ FEW_BLOCKS = 16
 WIDENED = 5 << 17
 """Most columns of float16 that are converted at once."""
 
-PADDED_BYTES, OVERLAP = 1 << 23, 2
-"""Most bytes of a padded copy of planes; least ratio of the columns' size to the copy's."""
+PADDED_BYTES, OVERLAP, OFTEN = 1 << 23, 1, 3
+"""Most bytes of a copy of planes; ratios of the columns' size to the copy's above which it is made to pad, and to put
+the pixels of a row side by side."""
 
 FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
 """Lines that a core's L1 cache keeps from tap to tap; least bytes of columns for a step of Python."""
@@ -163,34 +164,37 @@ def _unfold_algorithms(
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
     algorithms: list[tuple[_UnfoldAlgorithm, int]] = []
-    closest, pixels = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS
+    closest, pixels, seldom = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS, False
     if closest:
         pixels = min(pixels, tiles.pixels_of(WRITTEN_BYTES // image.itemsize, columns, image))
     if (few and columns.size <= SMALL_COPY) or columns.dtype.hasobject:
         pass  # NumPy makes no view of blocks of objects
     elif not outside:
         if abs(image.strides[-1]) > image.itemsize:  # the pixels of a row are apart, as with channels last
-            algorithms += _by_padded_planes(image, columns, axes)
+            algorithms += _by_copied_planes(image, columns, axes, OFTEN)
         view_of = _view_of_columns(image, columns, axes)
         algorithms.append((_unfold_view, view_of.most))
         if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
             algorithms.append((_unfold_view, prod(view_of.of_blocks)))
     elif weights is None and (columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS):
-        algorithms += _by_padded_planes(image, columns, axes)
+        algorithms += _by_copied_planes(image, columns, axes, OVERLAP)
+        seldom = not _by_copied_planes(image, columns, axes, OFTEN)
     if not algorithms:
         return [] if few else [(_unfold_tiles, pixels)]
-    if columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
+    if seldom or columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
         taps = axes[-1].kernel
         short = closest and taps <= SHORT_ROW and taps * columns.itemsize <= SHORT_ROW_BYTES
         algorithms.insert(0 if short else len(algorithms), (_unfold_tiles, pixels))
     return algorithms
 
 
-def _by_padded_planes(image: Array, columns: Array, axes: tuple[Axis, ...]) -> list[tuple[_UnfoldAlgorithm, int]]:
-    """Return the algorithm that copies planes, with their number, if they are small and their pixels taken often."""
+def _by_copied_planes(
+    image: Array, columns: Array, axes: tuple[Axis, ...], often: int
+) -> list[tuple[_UnfoldAlgorithm, int]]:
+    """Return the algorithm that copies planes, with their number, if they are small and pixels taken more often."""
     plane = image.itemsize * prod(axis.padded_size for axis in axes)
-    often = OVERLAP * plane * prod(image.shape[:2]) <= columns.nbytes
-    return [(_unfold_padded, PADDED_BYTES // max(1, plane))] if often and plane <= PADDED_BYTES else []
+    worth = often * plane * prod(image.shape[:2]) < columns.nbytes and plane <= PADDED_BYTES
+    return [(_unfold_padded, PADDED_BYTES // max(1, plane))] if worth else []
 
 
 def _unfold_tiles(
