@@ -105,6 +105,8 @@ def linked(function: FunctionT) -> FunctionT:
 
 def front_of(kind: type) -> str:
     """Load the submodule for an array type, by the package of the type or a base; return its name, "" if none."""
+    if kind is np.ndarray:
+        return ""
     for base in kind.__mro__:
         package = str(base.__module__).partition(".")[0]
         if package in FRONTS:

@@ -245,7 +245,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         RuntimeError
             An earlier addition was interrupted, or this call interrupts another one of the same thread.
         """
-        if type(blocks) is not np.ndarray and front_of(type(blocks)).endswith("dask"):
+        if front_of(type(blocks)).endswith("dask"):
             return self._add_lazily(blocks, positions, window, weights)
         backend = backend_of(blocks)
         shape, lead = backend.shape, len(self._lead)

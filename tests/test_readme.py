@@ -18,6 +18,7 @@ from processes import python
 
 import gpufold
 from bench.__main__ import main
+from bench.drawn import distribution
 from bench.problems import PROBLEMS, plan_of
 from bench.report import LARGE_BYTES, by_operation, milliseconds
 from bench.results import Run, geometric_mean
@@ -183,6 +184,27 @@ def test_the_tables_of_speed_are_those_of_the_saved_runs(document, first, saved)
         assert shown == [want[peer.removesuffix(" peer")] for peer in header[1:]], name
     assert run.commit in text
     assert run.command.removesuffix(f" --commit {run.commit}") in text
+
+
+def test_the_means_on_a_cpu_are_those_of_the_saved_runs():
+    text, means = DOCUMENTS["docs/performance.md"], []
+    for count, threads in enumerate(("one", "two"), 1):
+        saved = f"bench/results/cpu-drawn-{threads}-thread{'s' * (count > 1)}-2026-11-29.json"
+        run = Run.load(ROOT / saved)
+        *_, (_, _, *figures) = distribution(run)
+        of_peers, of_loops = " | ".join(figures[:3]), " | ".join(figures[3:])
+        assert f"| {count} | fastest peer | {of_peers} | [commit {run.commit}](../{saved}) |" in text
+        assert f"| {count} | loop | {of_loops} | the same |" in text
+    for saved in (SAVED, SAVED.replace("cpu", "cpu-one-thread")):
+        run = Run.load(ROOT / saved)
+        rows = [row for row in run.rows if row.bytes >= LARGE_BYTES]
+        speeds = [[row.speed_up(run.fastest_peer(row)) for row in rows], [row.speed_up("loop") for row in rows]]
+        means += [f"{1 / geometric_mean(each):.2f}" for each in speeds]
+    fastest, loop, of_one, loop_of_one = means
+    assert f"gpufold takes {fastest} times as long as the fastest peer, and {loop} times as long as the loop" in text
+    assert f"one thread it takes {of_one} and {loop_of_one} times as long" in text
+    col2im = dict(zip(*by_operation(Run.load(ROOT / SAVED))[:2], strict=True))
+    assert f"{col2im['torch']} as fast as torch's `fold`, {col2im['loop']} as fast as a NumPy loop" in README
 
 
 def test_the_shares_of_a_copy_s_speed_are_those_of_the_saved_run():

@@ -210,7 +210,10 @@ def _unfold_tiles(
 def _unfold_padded(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int
 ) -> None:
-    """Copy blocks from padded copies of up to `most` planes; each thread has its own copy if planes are enough."""
+    """Copy blocks from padded copies of up to `most` planes; each thread has its own copy if planes are enough.
+
+    With weights there is no padding: zero times an infinite weight would be NaN.
+    """
     lines, cached = lines_of(image.shape, image.strides), image.size
     if max(lines) > 1:
         cached = tiles.kept_bytes(image.shape, image.strides) // image.itemsize

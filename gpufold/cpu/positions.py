@@ -213,8 +213,8 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     if not array.size:
         blocks[...] = np.zeros((), blocks.dtype)
         return
-    if array.strides[-1] > array.itemsize == 1 and 2 * array.nbytes <= min(blocks.nbytes, 2 * PADDED_BYTES):
-        array = np.ascontiguousarray(array)  # NumPy copies bytes that are apart one by one, and blocks have more
+    if array.strides[-1] > array.itemsize == 1 and array.nbytes <= min(blocks.nbytes // 2, PADDED_BYTES):
+        array = np.ascontiguousarray(array)  # NumPy copies bytes that are apart one by one; blocks have twice as many
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
     kind = take_blocks, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides
     _take(array, blocks, weights, positions, call.fusion.mode == "edge", kind)

@@ -161,9 +161,8 @@ def _fold_copied(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
     block, row = (dtype.itemsize * prod(axis.kernel for axis in some) for some in (axes, axes[-1:]))
-    scratch: Array | None = None
-    if block > FETCHED and row < tiles.LINE_BYTES and columns.nbytes > READ_BYTES and not narrow:
-        scratch = np.empty_like(columns[0, :count]) if taps_are_closest(columns.strides, axes) else None
+    waits = block > FETCHED and row < tiles.LINE_BYTES and taps_are_closest(columns.strides, axes)
+    scratch = np.empty_like(columns[0, :count]) if waits and columns.nbytes > READ_BYTES and not narrow else None
     copied: Array = np.zeros(layout.elements, dtype)
     copy = _view(copied, layout.copy)
     sums: Array = np.zeros((*(axis.stride for axis in axes), layout.run), dtype)
