@@ -17,7 +17,7 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
-from gpufold.cpu.runs import COPIED_BYTES, fold_long_runs, fold_runs
+from gpufold.cpu.runs import COPIED_BYTES, fold_runs, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
@@ -74,15 +74,20 @@ def fold_algorithms(
     taps = prod(axis.kernel for axis in axes)
     sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, most))
     by_cells: list[tuple[int, Algorithm]] = [(few, fold_cells) for few in sizes]
-    whole: list[tuple[int, Algorithm]] = [(limit, fold_runs), (limit, fold_long_runs)]
-    if not taps_are_closest(columns.strides, axes):
-        return [*whole, (kept, fold_runs), by_cells[0]]
-    copied = COPIED_BYTES // size
+    closest = taps_are_closest(columns.strides, axes)
+    copied = COPIED_BYTES // size * (1 if closest else 2)
     fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane fits; few are copied at a time
     half = tiles.pixels_of(copied // 2, columns, image)  # because rows of sums may be longer
-    by_runs, enough = whole if fits else [(half, fold_runs)], half > FEW_BLOCKS * taps
+    enough = half > FEW_BLOCKS * taps  # else most of a tile is its edges
+    by_runs: list[tuple[int, Algorithm]] = [
+        (limit if fits or way is fold_runs else half, way)
+        for way in ways_to_run(columns, image, axes)
+        if fits or enough or way is fold_runs
+    ]
+    if not closest:
+        return [*by_runs, by_cells[0]]
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
-        return [*by_runs, *by_cells] if fits or enough else by_cells  # else most of a tile is its edges
+        return [*by_runs, *by_cells]
     return [*by_cells, *by_runs] if enough else by_cells
 
 

@@ -1,7 +1,7 @@
 """Tiles by runs: a tap is one contiguous addition over a whole plane, or over many planes.
 
-The sums of a large plane are stored phase by phase, in rows as long as those of blocks. A run that passes the end of a
-row lands on the first cells of the next row. Those cells, and cells without room, are strips that are added by cells.
+The sums of a large plane are stored phase by phase, in rows as long as those of blocks. A run that passes an end of its
+rows lands in the rows next to them. What is there is kept meanwhile, and cells beyond the end of a row take its place.
 
 Small planes are first copied side by side, with a run for each tap. Every block is added at a fixed distance from its
 place. It passes the end of its row only if it lands in the padding, where the copy has a zero; a zero changes no sum
@@ -10,32 +10,32 @@ that starts from +0. So taps a stride apart are one reduction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, pairwise, product
+from itertools import cycle, groupby, pairwise, product
 from math import gcd, prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply, shorten_buffers
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store, taps_are_closest
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of
 from gpufold.keeping import kept
 
-FLAT_RUN, LARGE_PLANE = 32, 20000
-"""Least blocks of a plane for a long inner loop, and least bytes of sums for which runs are faster than a copy, unless
-runs reach whole rows: these are always faster."""
+FLAT_RUN, LARGE_PLANE = 32, 10000
+"""Least blocks of a plane for a long inner loop, and least bytes of its sums for which runs are likely to be faster
+than a copy, unless they reach whole rows."""
 
 COPIED_BYTES = max(tiles.CACHE_BYTES, 1 << 21)
 """Most bytes of a plane's columns that are copied, twice as many if nothing is widened first."""
 
-FEW_PLANES, MANY_PLANES = max(tiles.KEPT_BYTES, 1 << 20), 5 << 19
-"""Bytes of the columns of several planes that are copied together: they stay in a core's cache, or make steps of Python
-few, in which threads wait for one another."""
+MANY_PLANES = 5 << 19
+"""Bytes of the columns of several planes that are copied together: steps of Python are few, in which threads wait for
+one another."""
 
 FETCHED, READ_BYTES = 2 * tiles.LINE_BYTES, tiles.CACHE_BYTES // 2
 """Most bytes of a block whose taps are copied from where they lie. Larger ones, of rows shorter than a cache line, are
@@ -44,84 +44,122 @@ first copied as they lie if they have more than so many bytes: else every tap wo
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
+def ways_to_run(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Callable[..., None], ...]:
+    """Return the ways to add runs, the likely faster first: along whole planes, if they are long, and of copies."""
+    if not _are_long(columns.dtype, columns.strides, axes):
+        return (fold_copied,)
+    last, plane = axes[-1], prod(axis.blocks for axis in axes) * axes[-1].stride
+    whole = last.dilated_kernel <= last.stride or plane * sum_dtype(image.dtype).itemsize >= LARGE_PLANE
+    return (fold_runs, fold_copied) if whole else (fold_copied, fold_runs)
+
+
 @kept
-def are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> tuple[int, int]:
-    """Return the range of a row's pixels that the runs of a whole plane reach, or an empty one if runs are short."""
-    last, size = axes[-1], axes[-1].size
-    low = min(size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
-    high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
-    strips = size - (high - low)
-    elements = prod(axis.blocks for axis in axes) * last.stride
-    large = not strips or elements * sum_dtype(dtype).itemsize >= LARGE_PLANE
-    wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * strips
-    follow = axes[-2].blocks == 1 or strides[-2] == axes[-1].blocks * strides[-1]
-    flat = follow and strides[-1] <= dtype.itemsize  # the rows of a plane's blocks are contiguous
-    return (low, high) if large and wide and flat else (0, 0)
+def _are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> bool:
+    """Return whether runs along whole planes are long, and pass the ends of rows by less than half a row."""
+    last, before = axes[-1], axes[-1].pad_begin // axes[-1].stride
+    passed = max(before, (last.dilated_kernel - 1) // last.stride - before)
+    long = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and 2 * passed <= last.blocks
+    follow = len(axes) == 1 or axes[-2].blocks == 1 or strides[-2] == last.blocks * strides[-1]
+    return long and follow and strides[-1] <= dtype.itemsize  # the rows of a plane's blocks are contiguous
 
 
-def _fold(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add split columns into an image, every element of which is written; by cells if runs would be short.
+def _fold(copies: bool, columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns into an image, every element of which is written, by runs of whole planes or of copies.
 
-    Small planes are copied together up to `most_bytes`.
+    Where runs are short, planes are copied; where a plane's copy would be large, it is added by cells.
     """
     if not columns.size:
         return fold_cells(columns, image, axes, weights)
     if len(axes) == 1:  # a single axis is a single row
         columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
         weights = weights if weights is None else weights[:, :, None, :, None, :]
-    low, high = are_long(columns.dtype, columns.strides, axes)
-    if low == high:
-        if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
-            return fold_cells(columns, image, axes, weights)
-        allowed, layout = COPIED_BYTES * (1 if is_narrow(columns, image) else 2), _layout(axes, 1)
-        elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
-        if elements * image.itemsize > allowed:
-            return fold_cells(columns, image, axes, weights)
-        return _fold_copied(most_bytes, columns, image, axes, weights)
-    shorten_buffers(columns)
-    *outer, last = axes
-    parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
-    cells = last._replace(size=last.blocks * last.stride, pad_begin=0, pad_end=last.dilated_kernel - last.stride)
-    sums = _sums(columns, (*outer, cells), image.dtype, weights)
-    store(sums, image[..., low:high], parts, (*zeros, low + last.pad_begin))
-    for start, stop in ((0, low), (high, last.size)):
-        if start < stop:
-            section, of_section = last.section(start, stop)
-            few = (..., slice(of_section.start, of_section.stop))
-            of_few = None if weights is None else weights[few]
-            strip: Array = np.empty((*image.shape[:2], stop - start, *image.shape[2:-1]), image.dtype)
-            strip = strip.transpose(0, 1, *range(3, image.ndim), 2)  # rows are short: inner loops go across them
-            fold_cells(columns[few], strip, (*outer, section), of_few)
-            image[..., start:stop] = strip
+    if not copies and _are_long(columns.dtype, columns.strides, axes):
+        return _fold_planes(columns, image, axes, weights)
+    if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
+        return fold_cells(columns, image, axes, weights)
+    allowed, layout = COPIED_BYTES * (1 if is_narrow(columns, image) else 2), _layout(axes, 1)
+    elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
+    way = fold_cells if elements * image.itemsize > allowed else _fold_copied
+    way(columns, image, axes, weights)
 
 
-fold_runs, fold_long_runs = partial(_fold, FEW_PLANES), partial(_fold, MANY_PLANES)
+fold_runs, fold_copied = partial(_fold, False), partial(_fold, True)
+
+
+class _Runs(NamedTuple):
+    """The runs of whole planes, and the layout of their sums (N, C, *phases, *cells), whose rows are one axis."""
+
+    phases: Size
+    cells: Size
+    """Rows have room for the cells of their blocks, from the first with pixels on."""
+    before: int
+    """Cells that runs land on before the first row, and after the last one."""
+    after: int
+    beyond: int
+    """Cells with pixels beyond the end of each row."""
+    runs: tuple[tuple[Index, Index, Index, int], ...]
+    """Indices of the sums and of the columns of a run, then of its rows, and by how many cells it passes their ends."""
 
 
 @kept
-def _pairs(axes: tuple[Axis, ...]) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
-    """Return the phases and cells of the sums, and pairs of indices (sums, columns); rows are merged into one axis."""
-    whole = [Segment(ALL, 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in axes]
-    pairs, pitch = [], axes[-1].blocks
-    for groups in product(*(tuple(groups_of(axis, piece, True)) for axis, piece in zip(axes, whole, strict=True))):
-        *outer, row, inner = groups
-        start = row.cells.start * pitch + inner.cells.start - inner.blocks.start
-        run = slice(start, start + (row.cells.stop - row.cells.start) * pitch)
+def _runs(axes: tuple[Axis, ...]) -> _Runs:
+    *outer, last = axes
+    pitch, skipped, size = last.blocks, last.pad_begin // last.stride, last.blocks * last.stride
+    last = last._replace(size=size, pad_begin=skipped * last.stride)
+    last = last._replace(pad_end=last.dilated_kernel - last.stride - last.pad_begin)
+    whole = [Segment(ALL, 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in (*outer, last)]
+    by_axis = [tuple(groups_of(axis, piece, True)) for axis, piece in zip((*outer, last), whole, strict=True)]
+    passed = [group.cells.start - group.blocks.start for group in by_axis[-1]]
+    before, runs = max(0, *(-each for each in passed)), []
+    for groups, cells in zip(product(*by_axis), cycle(passed), strict=False):
+        *others, row, _ = groups
+        start, stop = (before + number * pitch + cells for number in (row.cells.start, row.cells.stop))
         source = slice(row.blocks.start * pitch, row.blocks.stop * pitch)
-        into = (ALL, ALL, *(group.phases for group in groups), *(group.cells for group in outer), run)
-        pairs.append((into, (ALL, ALL, *(group.taps for group in groups), *(group.blocks for group in outer), source)))
-    return tuple(piece.width for piece in whole), tuple(piece.cells for piece in whole), tuple(pairs)
+        sums = (ALL, ALL, *(group.phases for group in groups), *(group.cells for group in others))
+        terms = (ALL, ALL, *(group.taps for group in groups), *(group.blocks for group in others), source)
+        runs.append(((*sums, slice(start, stop)), terms, (*sums, row.cells), cells))
+    beyond = -(-(axes[-1].pad_begin + axes[-1].size) // last.stride) - skipped - pitch
+    phases, cells = tuple(piece.width for piece in whole), tuple(piece.cells for piece in whole)
+    return _Runs(phases, cells, before, max(0, *passed), max(0, beyond), tuple(runs))
 
 
-def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None) -> Array:
-    """Return the sums (N, C, *phases, *cells) of columns whose last two axes are one run."""
-    phases, (*others, rows, pitch), pairs = _pairs(axes)
+def _fold_planes(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns whose last two axes are one run into an image, every element of which is written."""
+    shorten_buffers(columns)
+    layout, dtype = _runs(axes), image.dtype
+    *outer, last = axes
     columns = columns.reshape(*columns.shape[:-2], -1, copy=False)
     weights = None if weights is None else weights.reshape(columns.shape, copy=False)
-    past = axes[-1].pixel(0, axes[-1].kernel - 1) // axes[-1].stride
-    sums: Array = np.zeros((*columns.shape[:2], *phases, *others, rows * pitch + past), dtype)
-    add_pairs(sums, columns, weights, pairs)
-    return sums[..., : rows * pitch].reshape(*sums.shape[:-1], rows, pitch, copy=False)
+    shape: Size = (*columns.shape[:2], *layout.phases, *layout.cells)
+    *others, rows, pitch = shape
+    sums: Array = np.zeros((*others, layout.before + rows * pitch + layout.after), dtype)
+    beyond: Array = np.zeros((*others, rows, layout.beyond), dtype)
+
+    def cells(first: int, count: int) -> Array:
+        """View cells of every row, from one on."""
+        steps = (*sums.strides[:-1], pitch * dtype.itemsize, dtype.itemsize)
+        return np.ndarray((*others, rows, count), dtype, sums, (layout.before + first) * dtype.itemsize, steps)
+
+    def pairs() -> Iterator[tuple[Index, Index]]:
+        for into, terms, place, passed in layout.runs:
+            if not passed:
+                yield into, terms
+                continue
+            reached = (cells(pitch, passed) if passed > 0 else cells(passed, -passed))[place]
+            missing = beyond[..., : max(0, passed)][place]
+            exchanged, known = reached[..., : missing.shape[-1]], np.empty(reached.shape, dtype)
+            copy_rows(reached, known)
+            copy_rows(missing, exchanged)
+            yield into, terms
+            copy_rows(exchanged, missing)
+            copy_rows(known, reached)
+
+    add_pairs(sums, columns, weights, pairs())
+    begin = last.pad_begin % last.stride
+    end = min(last.size, pitch * last.stride - begin)
+    for some, pixels, start in ((cells(0, pitch), image[..., :end], begin), (beyond, image[..., end:], 0)):
+        if pixels.size:
+            store(some, pixels, (*outer, last._replace(size=pixels.shape[-1])), (*(0,) * len(outer), start))
 
 
 _View: TypeAlias = tuple[int, Size, Size]
@@ -149,7 +187,7 @@ class _Layout(NamedTuple):
     """Elements of a phase's sums."""
 
 
-def _fold_copied(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Add split columns into an image, every element of which is written, from copies of some planes at a time."""
     if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
         columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
@@ -157,7 +195,7 @@ def _fold_copied(most_bytes: int, columns: Array, image: Array, axes: tuple[Axis
         columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
     narrow = is_narrow(columns, image)  # widened first, into as many bytes again
-    most = max(1, most_bytes // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
+    most = max(1, MANY_PLANES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     layout, zero = _layout(axes, count), np.zeros((), dtype)
     block, row = (dtype.itemsize * prod(axis.kernel for axis in some) for some in (axes, axes[-1:]))
