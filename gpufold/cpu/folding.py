@@ -69,7 +69,7 @@ def fold_algorithms(
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
         largest = most if scratch else max(1, image.size)
-        limits = (largest,) if columns.nbytes <= tiles.CACHE_BYTES else (kept, largest)
+        limits = (largest,) if fused.move or columns.nbytes <= tiles.CACHE_BYTES else (kept, largest)
         return [(elements, algorithm) for algorithm in ways_to_move(axes, image.itemsize) for elements in limits]
     taps = prod(axis.kernel for axis in axes)
     sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, most))
