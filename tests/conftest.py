@@ -15,6 +15,7 @@ from processes import python
 
 from gpufold import elements, keeping, threads
 from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
+from gpufold.cpu import positions as on_positions
 
 
 @cache
@@ -123,6 +124,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
         monkeypatch.setattr(tiles, "LINE_BYTES", 8)
         monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
+        monkeypatch.setattr(on_positions, "AT_ONCE", 3)
         monkeypatch.setattr(folding, "STEP_BYTES", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)

@@ -166,6 +166,16 @@ def test_blocks_at_positions_need_no_more_than_a_tile(one_thread, dtypes, kind):
     assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 16 * ROUNDED + 500_000
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_many_small_blocks_at_positions_need_no_more_than_few_of_them(one_thread, dtype):
+    """Positions of 300,000 blocks are 5 MB, and were copied and sorted at once."""
+    out, blocks = np.zeros((2, 700, 700), dtype), np.ones((300_000, 2, 2, 3), dtype)
+    positions = np.random.default_rng(0).integers(-2, 701, (len(blocks), 2))
+    added, _ = peak_of(lambda: gpufold.add_blocks_(out, blocks, positions))
+    taken, _ = peak_of(lambda: gpufold.take_blocks(out, positions, (2, 3), out=blocks))
+    assert max(added, taken) < 8_000_000
+
+
 # ---------------------------------------------------------------------------------------------
 # However many taps or blocks there are, what Python does and keeps is bounded by the arrays
 

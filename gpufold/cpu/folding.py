@@ -34,7 +34,7 @@ FEW_BLOCKS = 16
 WIDENED = 5 << 17
 """Most columns of float16 that are converted at once."""
 
-PADDED_BYTES, OVERLAP, OFTEN = 1 << 23, 1, 3
+PADDED_BYTES, OVERLAP, OFTEN = 7 << 20, 1, 3
 """Most bytes of a copy of planes; ratios of the columns' size to the copy's above which it is made to pad, and to put
 the pixels of a row side by side."""
 

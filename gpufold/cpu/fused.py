@@ -110,10 +110,15 @@ def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array 
     return divisor, bare if bare.any() else None
 
 
-@kept
 def _counts(axis: Axis) -> Array:
     """Count the taps that land on each pixel of an axis."""
-    return _folded(np.ones(axis.kernel, np.int64), (axis,))
+    few, first, count = _shortened(axis)
+    return _lengthened(_few_counts(few), 0, first, axis.stride, count)
+
+
+@kept
+def _few_counts(axis: Axis) -> Array:
+    return _folded(np.ones(axis.kernel, np.int32), (axis,))
 
 
 def _sums_of_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> Array:
@@ -127,42 +132,44 @@ def _sums_of_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> Array:
         return divisor
     assert fused.weights is not None
     weights = fused.weights
-    few, pixels = zip(*map(_shortened, axes), strict=True)
-    divisor = _folded(weights * weights if fused.reduction == "least_squares" else weights, few)
-    for number, index in enumerate(pixels):
-        if index is not None:
-            divisor = divisor.take(index, number)
-    return divisor
+    return _folded(weights * weights if fused.reduction == "least_squares" else weights, axes)
 
 
 def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     """Fold one plane of equal blocks."""
-    rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
+    few, firsts, counts = zip(*map(_shortened, axes), strict=True)
+    rank, blocks = len(axes), tuple(axis.blocks for axis in few)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
-    image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
-    (fold_indexed if are_few(columns.size, axes) else fold_cells)(columns, image, axes, None)
+    image: Array = np.empty((1, 1, *(axis.size for axis in few)), weights.dtype)
+    (fold_indexed if are_few(columns.size, few) else fold_cells)(columns, image, few, None)
     plane: Array = image[0, 0]
+    for number, (axis, first, count) in enumerate(zip(axes, firsts, counts, strict=True)):
+        plane = _lengthened(plane, number, first, axis.stride, count)
     return plane
 
 
 @kept
-def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
-    """Return an axis with fewer blocks and the same divisors, and its pixel for each pixel, or None if none is removed.
+def _shortened(axis: Axis) -> tuple[Axis, int, int]:
+    """Return an axis with fewer blocks, the first pixel of a stride that recurs there, and how often it was removed.
 
-    Between the first blocks and the last ones, pixels a stride apart are reached by the same taps.
+    Where all blocks exist that may reach a pixel, those a stride apart are reached by the same taps.
     """
-    least = -(-axis.dilated_kernel // axis.stride) + 1
-    missing = (axis.blocks - least) * axis.stride
-    if missing <= 0:
-        return axis, None
-    begin = (least - 1) * axis.stride - axis.pad_begin
-    removed = np.arange(-begin, axis.size - begin)
-    removed //= axis.stride
-    removed *= axis.stride
-    few = np.arange(axis.size)
-    few -= removed.clip(0, missing, out=removed)
-    lowest, size = int(few.min()), int(np.ptp(few)) + 1
-    pad_begin = axis.pad_begin + lowest
-    pad_end = (least - 1) * axis.stride + axis.dilated_kernel - size - pad_begin
-    few -= lowest
-    return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few
+    first = max(0, axis.dilated_kernel - axis.stride - axis.pad_begin)
+    end = min(axis.size, axis.blocks * axis.stride - axis.pad_begin)
+    count = max(0, (end - first) // axis.stride - 1)
+    return axis._replace(size=axis.size - count * axis.stride), first, count
+
+
+def _lengthened(plane: Array, number: int, first: int, stride: int, count: int) -> Array:
+    """Insert a stride of pixels of an axis so many times before its first pixel."""
+    if not count:
+        return plane
+    outer, last = (ALL,) * number, first + count * stride
+    shape = (*plane.shape[:number], plane.shape[number] + count * stride, *plane.shape[number + 1 :])
+    longer: Array = np.empty(shape, plane.dtype)
+    for target, source in ((slice(first), slice(first)), (slice(last, None), slice(first, None))):
+        longer[(*outer, target)] = plane[(*outer, source)]
+    again = longer[(*outer, slice(first, last))]
+    again = again.reshape(*shape[:number], count, stride, *shape[number + 1 :], copy=False)
+    again[...] = np.expand_dims(plane[(*outer, slice(first, first + stride))], number)
+    return longer

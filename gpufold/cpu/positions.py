@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import reduce
 from math import prod
 from operator import add, le, sub
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -36,8 +36,9 @@ from gpufold.weights import least_weight
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it."""
 
-LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 19
-"""Elements whose indices are computed at a time, and bytes that are extracted at a time."""
+AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 16, 1 << 18, 1 << 19
+"""Blocks whose positions are compared at a time (np.uint16 numbers them), indices along all axes that are computed at a
+time, and bytes that are extracted at a time."""
 
 FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 16
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
@@ -82,15 +83,13 @@ def add_blocks(
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
-    scatters, limit = _are_small(blocks, rank), array.size
+    scatters, limit, origin = _are_small(blocks, rank), array.size, np.zeros(rank, np.int64)
     narrow = sum_dtype(array.dtype) != array.dtype
-    if narrow or (scatters and not _is_indexed(array, rank)):  # copied tile by tile
-        block, size, limit = blocks.shape[-rank:], array.shape[-rank:], tiles.TILE_ELEMENTS
-        positions = np.clip(positions, np.negative(block), size)  # beyond, nothing changes any more
-        begin, end = positions.min(0).clip(0), positions.max(0) + block
-        reached: Index = (..., *map(slice, begin.tolist(), end.tolist()))
+    if narrow or (scatters and not _is_indexed(array, rank)):  # copied tile by tile, as far as blocks reach
+        size, limit = np.array(array.shape[-rank:]), tiles.TILE_ELEMENTS
+        origin, end = positions.min(0).clip(0, size), positions.max(0).clip(0, size) + blocks.shape[-rank:]
+        reached: Index = (..., *map(slice, origin.tolist(), end.tolist()))
         array = array[reached]
-        positions -= begin
         if not array.size:
             return
     lead = 0 if scatters else array.ndim - rank  # planes come last if each is a step of its own
@@ -99,44 +98,70 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     def on(threads: int) -> None:
         planes = array.ndim - lead
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
-        parts = _blocks_near(cut, blocks.shape[-rank:], positions)
-        for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts], threads)
+        near = _blocks_near(cut, origin, blocks.shape[-rank:], positions)
+        given = blocks, array, weights, positions, scatters, origin, near
+        for_each(_add_to_tile, [(*given, number, pixels) for number, pixels in enumerate(cut)], threads)
 
     on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
-def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:
-    """Return tiles, each with the ascending numbers of blocks that may intersect it, by the axis with most cuts."""
-    if len(cut) == 1:
-        return [(pixels, (ALL,)) for pixels in cut]
-    sections = np.array([[(part.start, part.stop) for part in pixels[-len(block) :]] for pixels in cut])
-    along = max(range(len(block)), key=lambda axis: len(np.unique(sections[:, axis, 0])))
-    order = np.argsort(positions[:, along], kind="stable")
-    first, last = np.searchsorted(positions[order, along], sections[:, along].T - ((block[along] - 1,), (0,)))
-    return [(pixels, (np.sort(order[i:j]),)) for pixels, i, j in zip(cut, first, last, strict=True) if i < j]
+_Near: TypeAlias = tuple[slice, tuple[Array, Array] | None]
+"""Some blocks, then their numbers from the first of them on, by position, and where those near each tile begin and end.
+None instead of both: all may be near every tile."""
+
+
+def _blocks_near(cut: list[Index], origin: Array, block: Size, positions: Array) -> list[_Near]:
+    """Find the blocks that may intersect each tile, by the axis with most cuts, some blocks at a time."""
+    every = [slice(start, start + AT_ONCE) for start in range(0, len(positions), AT_ONCE)]
+    sections = [[(part.start, part.stop) for part in pixels[-len(block) :]] for pixels in cut]
+    if sections[1:] == sections[:-1]:
+        return [(some, None) for some in every]
+    along = max(range(len(block)), key=lambda axis: len({tile[axis] for tile in sections}))
+    ends, near = np.transpose([tile[along] for tile in sections]), list[_Near]()
+    bounds = origin[along] + ends - ((block[along] - 1,), (0,))
+    for some in every:
+        places = positions[some, along]
+        order = np.argsort(places, kind="stable")
+        near.append((some, (order.astype(np.uint16), np.searchsorted(places[order], bounds))))
+    return near
 
 
 def _add_to_tile(
-    blocks: Array, array: Array, weights: Array | None, positions: Array, scatters: bool, pixels: Index, near: Index
+    blocks: Array,
+    array: Array,
+    weights: Array | None,
+    positions: Array,
+    scatters: bool,
+    origin: Array,
+    near: list[_Near],
+    number: int,
+    pixels: Index,
 ) -> None:
-    """Add the nearby blocks to a tile of an array (*lead, *size), block after block."""
+    """Add nearby blocks, one after another, to a numbered tile of an array (*lead, *size) that begins at `origin`."""
     rank, tile = positions.shape[1], array[pixels]
-    begin, blocks = np.array([part.start for part in pixels[-rank:]]), blocks[(ALL, *pixels[:-rank])]
-    size, block, first = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:]), positions[near]
-    (met,) = ((first < begin + size) & (first > begin - block)).all(axis=1).nonzero()
-    met = met if near[0] is ALL else near[0][met]
-    if not met.size:
-        return
-    wide = sum_dtype(tile.dtype)
-    total = tile.astype(wide, "C") if scatters and not _is_indexed(tile, rank) else tile.astype(wide, copy=False)
-    if scatters:
-        _scatter(total, blocks, weights, met, positions, begin)
-    else:
-        weights = None if weights is None else repeated(weights, blocks.shape)
-        numbers, first = met.tolist(), (positions[met] - begin).tolist()
-        placed = _placed(first, blocks.shape[-rank:], tile.shape[-rank:])
-        add_pairs(total, blocks, weights, ((pixels, (numbers[number], *taps)) for number, pixels, taps in placed))
-    if total is not tile:
+    begin, blocks = origin + [part.start for part in pixels[-rank:]], blocks[(ALL, *pixels[:-rank])]
+    size, block = tile.shape[-rank:], blocks.shape[-rank:]
+    wide, total = sum_dtype(tile.dtype), None
+    weights = weights if weights is None or scatters else repeated(weights, blocks.shape)
+    for some, found in near:
+        numbers: Any = some
+        if found is not None:
+            order, ends = found
+            numbers = some.start + np.sort(order[slice(*ends[:, number])]).astype(np.intp)
+        first = positions[numbers]
+        (met,) = ((first < begin + size) & (first > begin - block)).all(axis=1).nonzero()
+        if not met.size:
+            continue
+        if total is None:
+            copied = scatters and not _is_indexed(tile, rank)
+            total = tile.astype(wide, "C") if copied else tile.astype(wide, copy=False)
+        numbers, first = some.start + met if found is None else numbers[met], first[met] - begin
+        if scatters:
+            _scatter(total, blocks, weights, numbers, first)
+            continue
+        placed, known = _placed(first.tolist(), block, size), numbers.tolist()
+        add_pairs(total, blocks, weights, ((into, (known[each], *taps)) for each, into, taps in placed))
+    if total is not None and total is not tile:
         round_into(tile, total)
 
 
@@ -154,14 +179,15 @@ def _placed(first: list[list[int]], block: Size, size: Size) -> Iterator[tuple[i
             yield number, (..., *(slice(start, stop) for _, start, stop in spans)), (..., *taps)
 
 
-def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, positions: Array, begin: Array) -> None:
+def _scatter(total: Array, blocks: Array, weights: Array | None, numbers: Array, first: Array) -> None:
     """Add elements by index, block after block, with many blocks in one array operation."""
-    rank, zero = len(begin), np.zeros((), total.dtype)
+    rank, zero = first.shape[1], np.zeros((), total.dtype)
     nothing = -zero if total.dtype.kind in "fc" else zero  # adding it changes no bits
     planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
-    step = max(1, LOOKED_UP // prod(block))
-    for few in (met[start : start + step] for start in range(0, len(met), step)):
-        index, partial, outside = _indices(total, block, positions[few] - begin)
+    step = max(1, LOOKED_UP // (rank * prod(block)))
+    for start in range(0, len(numbers), step):
+        few = numbers[start : start + step]
+        index, partial, outside = _indices(total, block, first[start : start + step])
         for plane in np.ndindex(planes.shape[:-1]):
             terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
             if weights is not None:
@@ -216,8 +242,10 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     if array.strides[-1] > array.itemsize == 1 and array.nbytes <= min(blocks.nbytes // 2, PADDED_BYTES):
         array = np.ascontiguousarray(array)  # NumPy copies bytes that are apart one by one; blocks have twice as many
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
-    kind = take_blocks, array.shape, blocks.dtype, blocks.shape, blocks.strides, array.strides
-    _take(array, blocks, weights, positions, call.fusion.mode == "edge", kind)
+    for start in range(0, len(blocks), AT_ONCE):
+        some, first = blocks[start : start + AT_ONCE], positions[start : start + AT_ONCE]
+        kind = take_blocks, array.shape, blocks.dtype, some.shape, blocks.strides, array.strides
+        _take(array, some, weights, first, call.fusion.mode == "edge", kind)
 
 
 def _take(
