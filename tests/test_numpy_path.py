@@ -306,9 +306,10 @@ def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch)
     seen, add = [], on_positions._add_to_tile
 
     def counted(*given):
-        *_, near, number, _ = given
-        seen.append(sum(int(ends[1, number] - ends[0, number]) for _, (_, ends) in near))
-        add(*given)
+        *others, places = given
+        places = list(places)
+        seen.append(sum(len(numbers) for numbers, _ in places))
+        add(*others, places)
 
     monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: small)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)

@@ -99,8 +99,9 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         planes = array.ndim - lead
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
         near = _blocks_near(cut, origin, blocks.shape[-rank:], positions)
-        given = blocks, array, weights, positions, scatters, origin, near
-        for_each(_add_to_tile, [(*given, number, pixels) for number, pixels in enumerate(cut)], threads)
+        given = blocks, array, weights, scatters, origin
+        added = [(*given, pixels, _places(near, positions, number)) for number, pixels in enumerate(cut)]
+        for_each(_add_to_tile, added, threads)
 
     on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
@@ -126,36 +127,41 @@ def _blocks_near(cut: list[Index], origin: Array, block: Size, positions: Array)
     return near
 
 
+def _places(near: list[_Near], positions: Array, tile: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the ascending numbers of blocks that may intersect a numbered tile, and their positions."""
+    for some, found in near:
+        if found is None:
+            first = positions[some]
+            yield np.arange(some.start, some.start + len(first)), first
+        else:
+            order, ends = found
+            numbers = some.start + np.sort(order[slice(*ends[:, tile])]).astype(np.intp)
+            yield numbers, positions[numbers]
+
+
 def _add_to_tile(
     blocks: Array,
     array: Array,
     weights: Array | None,
-    positions: Array,
     scatters: bool,
     origin: Array,
-    near: list[_Near],
-    number: int,
     pixels: Index,
+    places: Iterator[tuple[Array, Array]],
 ) -> None:
-    """Add nearby blocks, one after another, to a numbered tile of an array (*lead, *size) that begins at `origin`."""
-    rank, tile = positions.shape[1], array[pixels]
+    """Add blocks at places, one after another, to a tile of an array (*lead, *size) that begins at `origin`."""
+    rank, tile = len(origin), array[pixels]
     begin, blocks = origin + [part.start for part in pixels[-rank:]], blocks[(ALL, *pixels[:-rank])]
     size, block = tile.shape[-rank:], blocks.shape[-rank:]
     wide, total = sum_dtype(tile.dtype), None
     weights = weights if weights is None or scatters else repeated(weights, blocks.shape)
-    for some, found in near:
-        numbers: Any = some
-        if found is not None:
-            order, ends = found
-            numbers = some.start + np.sort(order[slice(*ends[:, number])]).astype(np.intp)
-        first = positions[numbers]
+    for numbers, first in places:
         (met,) = ((first < begin + size) & (first > begin - block)).all(axis=1).nonzero()
         if not met.size:
             continue
         if total is None:
             copied = scatters and not _is_indexed(tile, rank)
             total = tile.astype(wide, "C") if copied else tile.astype(wide, copy=False)
-        numbers, first = some.start + met if found is None else numbers[met], first[met] - begin
+        numbers, first = numbers[met], first[met] - begin
         if scatters:
             _scatter(total, blocks, weights, numbers, first)
             continue
