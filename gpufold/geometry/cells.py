@@ -12,9 +12,9 @@ from gpufold.keeping import kept
 LONG_STRIDE = 8
 """Least stride of the last axis for which the phases of a cell are a long enough inner loop."""
 
-FEWER, FEWER_LONG, LONG_KERNEL, MANY_OPERATIONS = 2, 1.25, 16, 1 << 8
-"""Ratios of groups of taps to groups of blocks above which an axis is processed by blocks: above 1, because blocks are
-often contiguous, and lower for long kernels; least taps of a long kernel; operations from which the ratio is 1."""
+FEWER, MANY_OPERATIONS = 1.25, 1 << 8
+"""Ratio of groups of taps to groups of blocks above which an axis is processed by blocks: above 1, because blocks are
+often contiguous; then many array operations."""
 
 LARGE_BLOCK = 1 << 14
 """Least taps of a block that is added whole, because an array operation on one block is long enough."""
@@ -103,13 +103,10 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
             cells = each.pixel(0, each.kernel - 1) // each.stride - each.pixel(0, 0) // each.stride + 1
             groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
             counts[-1].append(groups * len(tuple(segments_of(each))))
-    many = prod(count[0] for count in counts) >= MANY_OPERATIONS
-    fewer = [1 if many else FEWER_LONG if axis.kernel >= LONG_KERNEL else FEWER for axis in axes]
-    gains = [axis.kernel / axis.stride if taps_are_closest and not many and axis.dilation else 1 for axis in axes]
     whole = taps_are_closest and prod(axis.kernel for axis in axes) >= LARGE_BLOCK
     turned = tuple(
-        (whole and axis.dilation > 0 and axis.kernel > 1) or n * count[-1] < count[0] * gain
-        for axis, n, count, gain in zip(axes, fewer, counts, gains, strict=True)
+        (whole and axis.dilation > 0 and axis.kernel > 1) or FEWER * count[-1] < count[0]
+        for axis, count in zip(axes, counts, strict=True)
     )
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
