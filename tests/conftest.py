@@ -125,7 +125,6 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "LINE_BYTES", 8)
         monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
         monkeypatch.setattr(on_positions, "AT_ONCE", 3)
-        monkeypatch.setattr(folding, "STEP_BYTES", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)

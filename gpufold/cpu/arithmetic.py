@@ -18,9 +18,8 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS, SHORT_AXIS = 512, 1 << 14, 16
-"""Most bytes of a row that is copied as one element; elements of an array above which that is faster; least elements of
-an axis for an inner loop."""
+LONG_ROW, MANY_ELEMENTS = 512, 1 << 14
+"""Most bytes of a row that is copied as one element, and elements of an array above which that is faster."""
 
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
@@ -43,12 +42,8 @@ def shorten_buffers(elements: Array) -> None:
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
     """Add weighted terms into parts of a total, in the given order; weights have the shape of the terms."""
     scratch: Array = np.empty(0, total.dtype)
-    # NumPy's inner loop is along the last axis if arrays have different contiguous axes: avoid a short one
-    turned = total.ndim > 1 and total.shape[-1] < SHORT_AXIS and abs(total.strides[-1]) > abs(total.strides[-2])
     for into, term in pairs:
         arrays = [total[into], terms[term]] if weights is None else [total[into], terms[term], weights[term]]
-        if turned:
-            arrays = [array.swapaxes(-1, -2) for array in arrays]
         plain = weights is None and not is_narrow(arrays[1], arrays[0])
         for part, few, *others in [arrays] if plain else runs_of(*arrays):
             if others:

@@ -19,7 +19,7 @@ from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
-from gpufold.elements import is_narrow, sum_dtype, widened
+from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 from gpufold.keeping import kept
@@ -31,12 +31,8 @@ Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], 
 FEW_BLOCKS = 16
 """Least blocks per tile, because blocks along its edges are cut."""
 
-WIDENED = 5 << 17
-"""Most columns of float16 that are converted at once."""
-
-PADDED_BYTES, OVERLAP, OFTEN = 7 << 20, 1, 3
-"""Most bytes of a copy of planes; ratios of the columns' size to the copy's above which it is made to pad, and to put
-the pixels of a row side by side."""
+PADDED_BYTES = 7 << 20
+"""Most bytes of a copy of planes, which is made to pad, and to put the pixels of a row side by side."""
 
 FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
 """Lines that a core's L1 cache keeps from tap to tap; least bytes of columns for a step of Python."""
@@ -45,9 +41,9 @@ SMALL_COPY, MANY_STEPS = 1 << 12, 16
 """Most elements of columns that are faster copied by index than from a view of all blocks; least array operations for
 which a padded copy of a small image is faster."""
 
-SHORT_ROW, SHORT_ROW_BYTES, STEP_BYTES, WRITTEN_BYTES = 3, 12, 1 << 16, 1 << 22
-"""Most taps and most bytes of a row that is likely to be copied faster tap by tap, for all blocks, than as a row; then
-least bytes of columns for a step of Python, and most bytes of a tile's columns, to which every tap writes."""
+SHORT_ROW, WRITTEN_BYTES = 3, 1 << 22
+"""Most taps of a row that is likely to be copied faster tap by tap, for all blocks, than as a row; then most bytes of a
+tile's columns, to which every tap writes."""
 
 
 def fold_algorithms(
@@ -62,33 +58,25 @@ def fold_algorithms(
     moved = fused.move or plan.once or plan.apart
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
-    kept, size = tiles.KEPT_BYTES // image.itemsize, sum_dtype(image.dtype).itemsize
+    size = sum_dtype(image.dtype).itemsize
     narrow = size != image.itemsize
     limit = tiles.TILE_ELEMENTS // (1 + narrow)
     most = max(1, min(image.size, 4 * limit // size))  # NumPy may copy what it adds to in place
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
-        largest = most if scratch else max(1, image.size)
-        limits = (largest,) if fused.move or columns.nbytes <= tiles.CACHE_BYTES else (kept, largest)
-        return [(elements, algorithm) for algorithm in ways_to_move(axes, image.itemsize) for elements in limits]
-    taps = prod(axis.kernel for axis in axes)
-    sizes = dict.fromkeys(min(most, max(few, FEW_BLOCKS * taps)) for few in (kept, most))
-    by_cells: list[tuple[int, Algorithm]] = [(few, fold_cells) for few in sizes]
+        return [(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)]
     closest = taps_are_closest(columns.strides, axes)
     copied = COPIED_BYTES // size * (1 if closest else 2)
     fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane fits; few are copied at a time
     half = tiles.pixels_of(copied // 2, columns, image)  # because rows of sums may be longer
-    enough = half > FEW_BLOCKS * taps  # else most of a tile is its edges
+    enough = half > FEW_BLOCKS * prod(axis.kernel for axis in axes)  # else most of a tile is its edges
     by_runs: list[tuple[int, Algorithm]] = [
         (limit if fits or way is fold_runs else half, way)
         for way in ways_to_run(columns, image, axes)
         if fits or enough or way is fold_runs
     ]
-    if not closest:
-        return [*by_runs, by_cells[0]]
-    if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE:
-        return [*by_runs, *by_cells]
-    return [*by_cells, *by_runs] if enough else by_cells
+    long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
+    return [(most, fold_cells), *by_runs] if long_cells else [*by_runs, (most, fold_cells)]
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
@@ -116,8 +104,7 @@ def _fold_tile(
         words[words == 1 << 8 * image.itemsize - 1] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
-    at_once = columns.size <= WIDENED and not moves and is_narrow(columns, total)
-    algorithm(widened(columns) if at_once else columns, total, axes, weights)
+    algorithm(columns, total, axes, weights)
     if moves and total.dtype.kind in "fc":
         np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
     if fused.reduction != "sum":
@@ -168,38 +155,23 @@ def _unfold_algorithms(
 ) -> list[tuple[_UnfoldAlgorithm, int]]:
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
-    algorithms: list[tuple[_UnfoldAlgorithm, int]] = []
-    closest, pixels, seldom = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS, False
+    closest, pixels = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS
     if closest:
         pixels = min(pixels, tiles.pixels_of(WRITTEN_BYTES // image.itemsize, columns, image))
-    if (few and columns.size <= SMALL_COPY) or columns.dtype.hasobject:
-        pass  # NumPy makes no view of blocks of objects
-    elif not outside:
-        if abs(image.strides[-1]) > image.itemsize:  # the pixels of a row are apart, as with channels last
-            algorithms += _by_copied_planes(image, columns, axes, OFTEN)
-        view_of = _view_of_columns(image, columns, axes)
-        algorithms.append((_unfold_view, view_of.most))
-        if columns.nbytes > tiles.CACHE_BYTES and view_of.most < prod(view_of.of_blocks):
-            algorithms.append((_unfold_view, prod(view_of.of_blocks)))
-    elif weights is None and (columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS):
-        algorithms += _by_copied_planes(image, columns, axes, OVERLAP)
-        seldom = not _by_copied_planes(image, columns, axes, OFTEN)
-    if not algorithms:
-        return [] if few else [(_unfold_tiles, pixels)]
-    if seldom or columns.nbytes >= STEP_BYTES * prod(axis.kernel for axis in plan_of(axes).axes):
-        taps = axes[-1].kernel
-        short = closest and taps <= SHORT_ROW and taps * columns.itemsize <= SHORT_ROW_BYTES
-        algorithms.insert(0 if short else len(algorithms), (_unfold_tiles, pixels))
-    return algorithms
-
-
-def _by_copied_planes(
-    image: Array, columns: Array, axes: tuple[Axis, ...], often: int
-) -> list[tuple[_UnfoldAlgorithm, int]]:
-    """Return the algorithm that copies planes, with their number, if they are small and pixels taken more often."""
-    plane = image.itemsize * prod(axis.padded_size for axis in axes)
-    worth = often * plane * prod(image.shape[:2]) < columns.nbytes and plane <= PADDED_BYTES
-    return [(_unfold_padded, PADDED_BYTES // max(1, plane))] if worth else []
+    by_taps: list[tuple[_UnfoldAlgorithm, int]] = [] if few else [(_unfold_tiles, pixels)]
+    plane, copied = image.itemsize * prod(axis.padded_size for axis in axes), list[tuple[_UnfoldAlgorithm, int]]()
+    if plane <= PADDED_BYTES and plane * prod(image.shape[:2]) < columns.nbytes:
+        copied = [(_unfold_padded, PADDED_BYTES // max(1, plane))]
+    if outside:
+        large = columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS
+        return [*copied, *by_taps] if large and weights is None else by_taps
+    if columns.dtype.hasobject or (few and columns.size <= SMALL_COPY):
+        return by_taps  # NumPy makes no view of blocks of objects
+    apart = abs(image.strides[-1]) > image.itemsize  # the pixels of a row are apart, as with channels last
+    short = closest and axes[-1].kernel <= SHORT_ROW
+    view_of = _view_of_columns(image, columns, axes)
+    views = [(_unfold_view, limit) for limit in dict.fromkeys((view_of.most, prod(view_of.of_blocks)))]
+    return [*(by_taps if short else ()), *(copied if apart else ()), *views]
 
 
 def _unfold_tiles(
@@ -219,15 +191,10 @@ def _unfold_padded(
 
     With weights there is no padding: zero times an infinite weight would be NaN.
     """
-    lines, cached = lines_of(image.shape, image.strides), image.size
-    if max(lines) > 1:
-        cached = tiles.kept_bytes(image.shape, image.strides) // image.itemsize
-    planes, units = prod(image.shape[:2]), lines[:2] if most >= max(lines) else ()
     inside = (ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))
     whole = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
-    parts = parts_of(image.shape[:2], most, units, threads)
-    apart = 1 < threads <= len(parts) and planes >= 2 * threads
-    parts = parts if apart else parts_of(image.shape[:2], most, units)
+    parts = parts_of(image.shape[:2], most, (), threads)
+    apart = 1 < threads <= len(parts)
     shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
     unused = deque[Array]()
 
@@ -238,8 +205,7 @@ def _unfold_padded(
             padded = np.zeros(shape, image.dtype)
         some = image[part]
         few = padded[: len(some), : some.shape[1]]
-        pixels, pieces = few[inside], parts_of(some.shape, cached, lines, threads)
-        for_each(copy_rows, [(some[piece], pixels[piece]) for piece in pieces], threads)
+        copy_rows(some, few[inside])
         _unfold_view(few, columns[part], whole, weights, threads)
         unused.append(padded)
 
@@ -257,12 +223,12 @@ def _unfold_view(
         view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
     arrays = [array for array in (view, spread(weights, columns), columns) if array is not None]
     parts = view_of.parts(view_of.most if most is None else most, threads)
-    copied = [tuple([array[part].transpose(view_of.order) for array in arrays]) for part in parts]
+    copied = [tuple([array[part] for array in arrays]) for part in parts]
     for_each(copy_rows if weights is None else multiply, copied, threads)
 
 
 def _view_of_columns(image: Array, columns: Array, axes: tuple[Axis, ...]) -> _View:
-    return _view_of(axes, image.itemsize, image.shape, image.strides, columns.shape, columns.strides)
+    return _view_of(axes, image.itemsize, image.strides, columns.shape, columns.strides)
 
 
 @dataclass(slots=True, eq=False)
@@ -273,8 +239,6 @@ class _View:
     first: Index
     """The first pixel: `offset` in bytes of a contiguous image, and `first` as an index."""
     steps: Size
-    order: tuple[int, ...]
-    """Order of a part's axes, with the taps of a row last."""
     of_blocks: Size
     most: int
     """Most elements of `of_blocks` in a part whose lines stay in the cache."""
@@ -287,21 +251,14 @@ class _View:
 
 
 @kept
-def _view_of(
-    axes: tuple[Axis, ...], itemsize: int, shape: Size, strides: Size, columns_shape: Size, columns_strides: Size
-) -> _View:
-    rank, ndim = len(axes), len(columns_shape)
-    of_blocks = (*columns_shape[:2], *columns_shape[2 + rank :])
-    lines, touched = lines_of(of_blocks, strides), itemsize * prod(min(axis.kernel, axis.stride) for axis in axes)
-    kept_bytes = tiles.kept_bytes(shape, strides)
-    if max(lines) > 1:
-        most = kept_bytes // touched
-    elif axes[-1].stride * abs(strides[-1]) >= LINE_BYTES and not taps_are_closest(columns_strides, axes):
+def _view_of(axes: tuple[Axis, ...], itemsize: int, strides: Size, columns_shape: Size, columns_strides: Size) -> _View:
+    of_blocks = (*columns_shape[:2], *columns_shape[2 + len(axes) :])
+    if axes[-1].stride * abs(strides[-1]) >= LINE_BYTES and not taps_are_closest(columns_strides, axes):
         # each tap reads a line of every block
         most = max(FEW_LINES, PART_BYTES // itemsize // prod(axis.kernel for axis in axes))
-    else:  # rows of a block are read in one go, and planes are copied one by one anyway
-        most = kept_bytes // min(LINE_BYTES, touched)
-        most = prod(of_blocks) if prod(of_blocks[2:]) <= most else most
+    else:  # rows of a block are read in one go
+        touched = itemsize * prod(min(axis.kernel, axis.stride) for axis in axes)
+        most = tiles.KEPT_BYTES // min(LINE_BYTES, touched)
     taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
     blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
     first = [axis.pixel(0, 0) for axis in axes]
@@ -309,10 +266,9 @@ def _view_of(
         sum(pixel * step for pixel, step in zip(first, strides[2:], strict=True)),
         (ALL, ALL, *(slice(pixel, None) for pixel in first)),
         (*strides[:2], *taps, *blocks),
-        (0, 1, *range(2, 1 + rank), *range(2 + rank, ndim), 1 + rank),
         of_blocks,
         max(1, most),
-        lines,
+        lines_of(of_blocks, strides),
     )
 
 

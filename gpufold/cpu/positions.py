@@ -245,8 +245,6 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     if not array.size:
         blocks[...] = np.zeros((), blocks.dtype)
         return
-    if array.strides[-1] > array.itemsize == 1 and array.nbytes <= min(blocks.nbytes // 2, PADDED_BYTES):
-        array = np.ascontiguousarray(array)  # NumPy copies bytes that are apart one by one; blocks have twice as many
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
     for start in range(0, len(blocks), AT_ONCE):
         some, first = blocks[start : start + AT_ONCE], positions[start : start + AT_ONCE]

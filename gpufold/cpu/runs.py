@@ -191,8 +191,6 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     """Add split columns into an image, every element of which is written, from copies of some planes at a time."""
     if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
         columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
-    elif len(image) > image.shape[1]:
-        columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
     narrow = is_narrow(columns, image)  # widened first, into as many bytes again
     most = max(1, MANY_PLANES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))

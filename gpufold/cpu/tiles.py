@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 from gpufold.cores import cache_bytes
@@ -19,8 +19,8 @@ CACHE_BYTES = cache_bytes()
 KEPT_BYTES = CACHE_BYTES // 4
 """Bytes of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
 
-LINE_BYTES, SETS_BYTES = 64, 1 << 12
-"""Bytes of a cache line (caches fetch two at a time), and between lines of the same cache set."""
+LINE_BYTES = 64
+"""Bytes of a cache line; caches fetch two at a time."""
 
 SMALL_ELEMENTS = 1 << 14
 """Most column elements for which indexing is faster than array operations."""
@@ -108,13 +108,6 @@ def lines_of(shape: Size, *strides: Size) -> Size:
         if closest + 1 < len(shape) and step < LINE_BYTES:
             units[closest] = 2 * LINE_BYTES // step
     return tuple(units)
-
-
-@kept
-def kept_bytes(shape: Size, strides: Size) -> int:
-    """Return how many bytes of an array's rows stay in a core's cache: fewer if strides are many lines."""
-    step = next((abs(step) for step, extent in zip(strides[::-1], shape[::-1], strict=True) if step and extent > 1), 1)
-    return KEPT_BYTES // max(1, gcd(step, SETS_BYTES) // LINE_BYTES)
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:
