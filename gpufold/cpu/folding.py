@@ -17,7 +17,7 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
-from gpufold.cpu.runs import COPIED_BYTES, fold_runs, ways_to_run
+from gpufold.cpu.runs import ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, Size
@@ -27,9 +27,6 @@ from gpufold.threads import for_each, is_short, on_threads
 
 Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
-
-FEW_BLOCKS = 16
-"""Least blocks per tile, because blocks along its edges are cut."""
 
 PADDED_BYTES = 7 << 20
 """Most bytes of a copy of planes, which is made to pad, and to put the pixels of a row side by side."""
@@ -65,18 +62,9 @@ def fold_algorithms(
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
         return [(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)]
-    closest = taps_are_closest(columns.strides, axes)
-    copied = COPIED_BYTES // size * (1 if closest else 2)
-    fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane fits; few are copied at a time
-    half = tiles.pixels_of(copied // 2, columns, image)  # because rows of sums may be longer
-    enough = half > FEW_BLOCKS * prod(axis.kernel for axis in axes)  # else most of a tile is its edges
-    by_runs: list[tuple[int, Algorithm]] = [
-        (limit if fits or way is fold_runs else half, way)
-        for way in ways_to_run(columns, image, axes)
-        if fits or enough or way is fold_runs
-    ]
-    long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
-    return [(most, fold_cells), *by_runs] if long_cells else [*by_runs, (most, fold_cells)]
+    by_runs, by_cells = ways_to_run(columns, image, axes, limit), (most, fold_cells)
+    long_cells = taps_are_closest(columns.strides, axes) and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
+    return [by_cells, *by_runs] if long_cells else [*by_runs, by_cells]
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:

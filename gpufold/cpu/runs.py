@@ -30,8 +30,9 @@ FLAT_RUN, LARGE_PLANE = 32, 10000
 """Least blocks of a plane for a long inner loop, and least bytes of its sums for which runs are likely to be faster
 than a copy, unless they reach whole rows."""
 
-COPIED_BYTES = max(tiles.CACHE_BYTES, 1 << 21)
-"""Most bytes of a plane's columns that are copied, twice as many if nothing is widened first."""
+COPIED_BYTES, FEW_BLOCKS = max(tiles.CACHE_BYTES, 1 << 21), 16
+"""Most bytes of the copy of a plane's columns, twice as many if they are copied only once; least blocks of a tile whose
+columns are copied, because blocks along its edges are cut."""
 
 MANY_PLANES = 5 << 19
 """Bytes of the columns of several planes that are copied together: steps of Python are few, in which threads wait for
@@ -44,13 +45,40 @@ first copied as they lie if they have more than so many bytes: else every tap wo
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
-def ways_to_run(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Callable[..., None], ...]:
-    """Return the ways to add runs, the likely faster first: along whole planes, if they are long, and of copies."""
+def ways_to_run(
+    columns: Array, image: Array, axes: tuple[Axis, ...], limit: int
+) -> list[tuple[int, Callable[..., None]]]:
+    """Return the ways to add runs, each with the most pixels of a tile, the likely faster first.
+
+    Runs go along whole planes if they are long, and along copies: of tiles, if the copy of a plane would be large.
+    """
+    half = tiles.pixels_of(_most_copied(columns, image, axes) // 2, columns, image)  # rows of sums may be longer
+    copies: list[tuple[int, Callable[..., None]]] = []
+    if _is_copied(columns, image, axes):
+        copies = [(limit, fold_copied)]
+    elif half > FEW_BLOCKS * prod(axis.kernel for axis in axes):
+        copies = [(half, fold_copied)]
     if not _are_long(columns.dtype, columns.strides, axes):
-        return (fold_copied,)
+        return copies
     last, plane = axes[-1], prod(axis.blocks for axis in axes) * axes[-1].stride
     whole = last.dilated_kernel <= last.stride or plane * sum_dtype(image.dtype).itemsize >= LARGE_PLANE
-    return (fold_runs, fold_copied) if whole else (fold_copied, fold_runs)
+    return [(limit, fold_runs), *copies] if whole else [*copies, (limit, fold_runs)]
+
+
+def _most_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> int:
+    """Return how many elements the copy of a plane may have: half of them if they are also widened, or put in order."""
+    size = sum_dtype(image.dtype).itemsize
+    twice = columns.itemsize < size or taps_are_closest(columns.strides, axes)
+    return COPIED_BYTES * (1 if twice else 2) // size
+
+
+def _is_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether the copy of a plane, and its sums, are small and take few array operations."""
+    if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
+        return False
+    layout = _layout(axes, 1)
+    elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
+    return elements <= _most_copied(columns, image, axes)
 
 
 @kept
@@ -75,11 +103,7 @@ def _fold(copies: bool, columns: Array, image: Array, axes: tuple[Axis, ...], we
         weights = weights if weights is None else weights[:, :, None, :, None, :]
     if not copies and _are_long(columns.dtype, columns.strides, axes):
         return _fold_planes(columns, image, axes, weights)
-    if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
-        return fold_cells(columns, image, axes, weights)
-    allowed, layout = COPIED_BYTES * (1 if is_narrow(columns, image) else 2), _layout(axes, 1)
-    elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
-    way = fold_cells if elements * image.itemsize > allowed else _fold_copied
+    way = _fold_copied if _is_copied(columns, image, axes) else fold_cells
     way(columns, image, axes, weights)
 
 
