@@ -300,37 +300,14 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
 
 
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
-@pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
-def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch):
-    """Each of many tiles once looked at all of the positions."""
-    seen, add = [], on_positions._add_to_tile
-
-    def counted(*given):
-        *others, places = given
-        places = list(places)
-        seen.append(sum(len(numbers) for numbers, _ in places))
-        add(*others, places)
-
-    monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: small)
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
-    monkeypatch.setattr(on_positions, "_add_to_tile", counted)
-    monkeypatch.setattr(on_positions, "AT_ONCE", 150)
-    rng = np.random.default_rng(0)
-    out, blocks = values((*lead, 80, 70), np.float16), values((400, *lead, 2, 3), np.float16, 1)
-    positions = rng.integers(-2, 82, (400, 2)).clip(None, (81, 71))
-    want = definition.add_blocks(out, blocks, positions)
-    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
-    assert len(seen) > 8
-    assert sum(seen) <= 1.5 * 400 * (lead[0] if lead else 1)
-
-
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
-def test_blocks_are_added_and_extracted_some_at_a_time(small, dtype, monkeypatch):
+def test_blocks_are_added_and_extracted_some_at_a_time(small, dtype, lead, monkeypatch):
     monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: small)
-    monkeypatch.setattr(on_positions, "AT_ONCE", 7)
-    out, blocks = values((2, 30, 20), dtype), values((40, 2, 2, 3), dtype, 1)
-    positions = np.random.default_rng(0).integers(-2, 31, (40, 2))
+    monkeypatch.setattr(on_positions, "AT_ONCE", 150)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
+    out, blocks = values((*lead, 80, 70), dtype), values((400, *lead, 2, 3), dtype, 1)
+    positions = np.random.default_rng(0).integers(-2, 82, (400, 2))
     want = definition.add_blocks(out, blocks, positions)
     assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
     assert_same_bits(gpufold.take_blocks(out, positions, (2, 3)), definition.take_blocks(out, positions, (2, 3)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from math import prod
-from operator import add, le, sub
-from typing import Any, TypeAlias
+from operator import add, and_, le, sub
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -37,8 +37,8 @@ BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it."""
 
 AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 16, 1 << 18, 1 << 19
-"""Blocks whose positions are compared at a time (np.uint16 numbers them), indices along all axes that are computed at a
-time, and bytes that are extracted at a time."""
+"""Blocks whose positions are compared at a time, indices along all axes that are computed at a time, and bytes that are
+extracted at a time."""
 
 FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 16
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
@@ -98,70 +98,30 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     def on(threads: int) -> None:
         planes = array.ndim - lead
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
-        near = _blocks_near(cut, origin, blocks.shape[-rank:], positions)
-        given = blocks, array, weights, scatters, origin
-        added = [(*given, pixels, _places(near, positions, number)) for number, pixels in enumerate(cut)]
-        for_each(_add_to_tile, added, threads)
+        for_each(_add_to_tile, [(blocks, array, weights, scatters, origin, positions, part) for part in cut], threads)
 
     on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
 
 
-_Near: TypeAlias = tuple[slice, tuple[Array, Array] | None]
-"""Some blocks, then their numbers from the first of them on, by position, and where those near each tile begin and end.
-None instead of both: all may be near every tile."""
-
-
-def _blocks_near(cut: list[Index], origin: Array, block: Size, positions: Array) -> list[_Near]:
-    """Find the blocks that may intersect each tile, by the axis with most cuts, some blocks at a time."""
-    every = [slice(start, start + AT_ONCE) for start in range(0, len(positions), AT_ONCE)]
-    sections = [[(part.start, part.stop) for part in pixels[-len(block) :]] for pixels in cut]
-    if sections[1:] == sections[:-1]:
-        return [(some, None) for some in every]
-    along = max(range(len(block)), key=lambda axis: len({tile[axis] for tile in sections}))
-    ends, near = np.transpose([tile[along] for tile in sections]), list[_Near]()
-    bounds = origin[along] + ends - ((block[along] - 1,), (0,))
-    for some in every:
-        places = positions[some, along]
-        order = np.argsort(places, kind="stable")
-        near.append((some, (order.astype(np.uint16), np.searchsorted(places[order], bounds))))
-    return near
-
-
-def _places(near: list[_Near], positions: Array, tile: int) -> Iterator[tuple[Array, Array]]:
-    """Yield the ascending numbers of blocks that may intersect a numbered tile, and their positions."""
-    for some, found in near:
-        if found is None:
-            first = positions[some]
-            yield np.arange(some.start, some.start + len(first)), first
-        else:
-            order, ends = found
-            numbers = some.start + np.sort(order[slice(*ends[:, tile])]).astype(np.intp)
-            yield numbers, positions[numbers]
-
-
 def _add_to_tile(
-    blocks: Array,
-    array: Array,
-    weights: Array | None,
-    scatters: bool,
-    origin: Array,
-    pixels: Index,
-    places: Iterator[tuple[Array, Array]],
+    blocks: Array, array: Array, weights: Array | None, scatters: bool, origin: Array, positions: Array, pixels: Index
 ) -> None:
-    """Add blocks at places, one after another, to a tile of an array (*lead, *size) that begins at `origin`."""
+    """Add blocks at positions, one after another, to a tile of an array (*lead, *size) that begins at `origin`."""
     rank, tile = len(origin), array[pixels]
     begin, blocks = origin + [part.start for part in pixels[-rank:]], blocks[(ALL, *pixels[:-rank])]
     size, block = tile.shape[-rank:], blocks.shape[-rank:]
     wide, total = sum_dtype(tile.dtype), None
     weights = weights if weights is None or scatters else repeated(weights, blocks.shape)
-    for numbers, first in places:
-        (met,) = ((first < begin + size) & (first > begin - block)).all(axis=1).nonzero()
+    for start in range(0, len(positions), AT_ONCE):
+        first = positions[start : start + AT_ONCE]
+        reached = zip(first.T, begin, block, size, strict=True)
+        (met,) = reduce(and_, [(n - taps < p) & (p < n + extent) for p, n, taps, extent in reached]).nonzero()
         if not met.size:
             continue
         if total is None:
             copied = scatters and not _is_indexed(tile, rank)
             total = tile.astype(wide, "C") if copied else tile.astype(wide, copy=False)
-        numbers, first = numbers[met], first[met] - begin
+        numbers, first = start + met, first[met] - begin
         if scatters:
             _scatter(total, blocks, weights, numbers, first)
             continue
