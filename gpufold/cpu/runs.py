@@ -3,9 +3,10 @@
 The sums of a large plane are stored phase by phase, in rows as long as those of blocks. A run that passes an end of its
 rows lands in the rows next to them. What is there is kept meanwhile, and cells beyond the end of a row take its place.
 
-Small planes are first copied side by side, with a run for each tap. Every block is added at a fixed distance from its
-place. It passes the end of its row only if it lands in the padding, where the copy has a zero; a zero changes no sum
-that starts from +0. So taps a stride apart are one reduction.
+Other planes are copied first, with zeros before and after the blocks of a tap. Every block is added at a fixed distance
+from its place, so a tap is one run over a plane, or over many small ones side by side. A block passes the end of its
+row only if it lands in the padding, where the copy has a zero; a zero changes no sum that starts from +0. So taps a
+stride apart are one reduction.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, groupby, pairwise, product
 from math import gcd, prod
-from typing import NamedTuple, TypeAlias
+from operator import add, mul, sub
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,6 +43,10 @@ one another."""
 FETCHED, READ_BYTES = 2 * tiles.LINE_BYTES, tiles.CACHE_BYTES // 2
 """Most bytes of a block whose taps are copied from where they lie. Larger ones, of rows shorter than a cache line, are
 first copied as they lie if they have more than so many bytes: else every tap would wait for lines anew."""
+
+FEW_CELLS, NEEDLESS = 256, 1.25
+"""Least cells of a plane that has runs of its own, so that columns are read in order; most blocks that are copied along
+the first axis for each that lands in the image."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -187,20 +193,20 @@ def _fold_planes(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
 
 
 _View: TypeAlias = tuple[int, Size, Size]
-"""A view of a 1-D array: first element, shape and strides in elements."""
+"""A view of each row of an array: first element, shape and strides in elements."""
 
 
 class _Layout(NamedTuple):
-    """The layout of a copy of some planes' columns, and of their sums."""
+    """The layout of a copy of the columns of some planes side by side, and of their sums. There are several of both."""
 
     copy: _View
-    """(planes, *taps, *places)"""
+    """(planes, *taps, *blocks)"""
     copies: tuple[tuple[Index, Index], ...]
-    """Indices in the copy, and the indices of the columns that are copied there."""
+    """Indices in the copies, and the indices of the columns that are copied there."""
     zeros: tuple[Index, ...]
-    """Indices in the copy that are set to zero, because they pass an end of their row."""
+    """Indices in the copies that are set to zero, because they pass the end of an axis but the first."""
     added: tuple[tuple[_View, Index], ...]
-    """Views (*taps a stride apart, *phases, run) of the copy, and the indices of these phases in the sums."""
+    """Views (*taps a stride apart, *phases, run) of the copies, and the indices of these phases in the sums."""
     sums: _View
     """(planes, *phases, *cells)"""
     begin: Size
@@ -215,19 +221,23 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     """Add split columns into an image, every element of which is written, from copies of some planes at a time."""
     if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
         columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
-    planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
+    planes, dtype, taps = image.shape[1], image.dtype, tuple(range(1, 1 + len(axes)))
     narrow = is_narrow(columns, image)  # widened first, into as many bytes again
     most = max(1, MANY_PLANES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
-    layout, zero = _layout(axes, count), np.zeros((), dtype)
+    small = prod(-(-axis.size // axis.stride) for axis in axes) < FEW_CELLS
+    mixed = abs(columns.strides[1]) < abs(columns.strides[-1])  # as with channels last
+    together = count if small or mixed or columns.nbytes <= tiles.CACHE_BYTES else 1
+    layout, zero, separate = _layout(axes, together), np.zeros((), dtype), count // together
     block, row = (dtype.itemsize * prod(axis.kernel for axis in some) for some in (axes, axes[-1:]))
     waits = block > FETCHED and row < tiles.LINE_BYTES and taps_are_closest(columns.strides, axes)
     scratch = np.empty_like(columns[0, :count]) if waits and columns.nbytes > READ_BYTES and not narrow else None
-    copied: Array = np.zeros(layout.elements, dtype)
+    copied: Array = np.zeros((separate, layout.elements), dtype)
     copy = _view(copied, layout.copy)
-    sums: Array = np.zeros((*(axis.stride for axis in axes), layout.run), dtype)
-    cells = _view(sums, layout.sums)[None]
-    weights = None if weights is None else np.broadcast_to(weights[0, :1], (count, *weights.shape[2:]))
+    sums: Array = np.zeros((separate, *(axis.stride for axis in axes), layout.run), dtype)
+    cells = _view(sums, layout.sums)
+    shape = (separate, together, *columns.shape[2:])
+    weights = None if weights is None else np.broadcast_to(weights[0, 0], shape)
     rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
 
     def rows(part: Array) -> Array:
@@ -244,66 +254,93 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
             if scratch is not None:
                 scratch[...] = terms
                 terms = scratch
+            terms = terms.reshape(shape)
             for place, some, factors in copies:
                 multiply(terms[some].reshape(place.shape), factors, place)
-            for place in zeros:
-                place[...] = zero
+            for beyond in zeros:
+                beyond[...] = zero
             for alike, total in added:
                 np.add.reduce(alike, axis=taps, dtype=dtype, out=total, initial=zero)
-            store(cells, pixels[None, few], axes, layout.begin)
+            store(cells, pixels[few].reshape(separate, together, *pixels.shape[1:], copy=False), axes, layout.begin)
 
 
 def _view(array: Array, view: _View) -> Array:
     first, shape, steps = view
-    size = array.itemsize
-    return np.ndarray(shape, array.dtype, array, first * size, tuple([step * size for step in steps]))
+    size, strides = array.itemsize, (array.strides[0], *(step * array.itemsize for step in steps))
+    return np.ndarray((len(array), *shape), array.dtype, array, first * size, strides)
 
 
 @kept
 def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
-    """Lay out planes in rows of cells, from the first cell with pixels on, or of blocks if these are more."""
-    *outer, last = axes
+    """Lay out planes in rows of cells, from the first cell with pixels on, or of blocks if these are more.
+
+    Along the first axis, the blocks of a tap are copied in one piece, with zeros before and after them. Between several
+    planes, or if many land outside, there is no room for zeros: those inside are copied to the cells where they land.
+    """
+    rank, rest = len(axes), (ALL,) * (len(axes) - 1)
     kernel, strides, pads = zip(*((axis.kernel, axis.stride, axis.pad_begin) for axis in axes), strict=True)
     first = [pad // stride for pad, stride in zip(pads, strides, strict=True)]  # counted from where the padding begins
     cells = [(axis.pad_begin + axis.size - 1) // axis.stride + 1 - cell for axis, cell in zip(axes, first, strict=True)]
-    cells[-1] = max(last.blocks, -(-last.size // last.stride))
-    reached = [tap * last.dilation // last.stride - first[-1] for tap in (0, last.kernel - 1)]
-    before, run = max(0, reached[1]), planes * prod(cells) + 1
-    pitch = before + run + max(0, -reached[0])
-    steps, of_taps, of_phases = ([prod(n[i:]) for i in range(len(n) + 1)] for n in (cells, kernel, strides))
-    apart, phase_steps = [step * pitch for step in of_taps[1:]], [step * run for step in of_phases[1:]]
-    unpadded = [axis._replace(pad_begin=0, pad_end=axis.pad_begin + axis.pad_end) for axis in outer]
-    pieces = [Segment(ALL, *piece) for piece in zip(first, cells, strides, strict=True)]
-    copies = []
-    for groups in product(
-        *(tuple(groups_of(axis, piece, True)) for axis, piece in zip(unpadded, pieces, strict=False))
-    ):
-        taps = (ALL, *(group.taps for group in groups), ALL)
-        copies.append(((*taps, *(group.cells for group in groups)), (*taps, *(group.blocks for group in groups))))
+    cells[-1] = -(-axes[-1].size // strides[-1])  # another one shares its place with the next row's first
+    landing = list(_landing(axes[0]))
+    needed = sum((taps.stop - taps.start) * (inside.stop - inside.start) for taps, inside, _ in landing)
+    placed = planes > 1 or kernel[0] * axes[0].blocks > NEEDLESS * needed
+    blocks = [cells[0] if placed else axes[0].blocks, *(axis.blocks for axis in axes[1:])]
+    extents = [max(several, count) for several, count in zip(blocks, cells, strict=True)]
+    steps, of_taps, of_phases = ([prod(n[i:]) for i in range(1, 1 + rank)] for n in (extents, kernel, strides))
+    moves = [0, *steps[1:]] if placed else steps
+    reached = [(axis.kernel - 1) * axis.dilation // axis.stride * move for axis, move in zip(axes, moves, strict=True)]
+    begin, plane = sum(map(mul, first, moves)), cells[0] * steps[0]
+    before, run = max(0, sum(reached) - begin), planes * plane + 1
+    pitch = max((planes - 1) * plane + blocks[0] * steps[0] + before, begin + run, *map(add, reached, steps))
+    apart, phase_steps = [step * pitch for step in of_taps], [step * run for step in of_phases]
+    copies: list[tuple[Index, Index]] = [((...,), (...,))]
+    if placed:
+        copies = [
+            (
+                (ALL, ALL, taps, ..., slice(inside.start + cell - first[0], inside.stop + cell - first[0]), *rest),
+                (ALL, ALL, taps, ..., inside, *rest),
+            )
+            for taps, inside, cell in landing
+            if inside.start < inside.stop
+        ]
     zeros: list[Index] = []
-    for inside, alike in groupby(range(last.kernel), last.reach):
-        tap, *more = alike
-        for start, stop in ((0, inside.start), (inside.stop, last.blocks)):
-            if start < min(stop, last.blocks):
-                zeros.append((..., slice(tap, tap + 1 + len(more)), *(ALL,) * len(outer), slice(start, stop)))
+    for number, axis in enumerate(axes[1:], 1):
+        for taps, inside, _ in _landing(axis):
+            for start, stop in ((0, inside.start), (inside.stop, axis.blocks)):
+                if start < stop:
+                    index: list[Any] = [ALL] * (2 + 2 * rank)
+                    index[2 + number], index[2 + rank + number] = taps, slice(start, stop)
+                    zeros.append(tuple(index))
     added = []
     for parts in product(*map(_taps_alike, axes)):
         firsts, phases, begins, counts, jumps, further = zip(*parts, strict=True)
-        start = before + first[-1] - begins[-1] + sum(tap * step for tap, step in zip(firsts, apart, strict=True))
-        again = [jump * step for jump, step in zip(jumps, apart, strict=True)]
-        again[-1] -= further[-1]
+        start = before + begin + sum(map(mul, firsts, apart)) - sum(map(mul, begins, moves))
+        again = map(sub, map(mul, jumps, apart), map(mul, further, moves))
         shape = (*counts, *(phase.stop - phase.start for phase in phases), run)
-        added.append(((start, shape, (*again, *apart, 1)), phases))
+        added.append(((start, shape, (*again, *apart, 1)), (ALL, *phases)))
     return _Layout(
-        copy=(before, (planes, *kernel, *cells[:-1], last.blocks), (steps[0], *apart, *steps[1:])),
+        copy=(before, (planes, *kernel, *blocks), (plane, *apart, *steps)),
         copies=tuple(copies),
         zeros=tuple(zeros),
         added=tuple(added),
-        sums=(0, (planes, *strides, *cells[:-1], cells[-1] + 1), (steps[0], *phase_steps, *steps[1:])),
+        sums=(0, (planes, *strides, cells[0], *extents[1:-1], extents[-1] + 1), (plane, *phase_steps, *steps)),
         begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
-        elements=of_taps[0] * pitch,
+        elements=before + kernel[0] * apart[0],
         run=run,
     )
+
+
+def _landing(axis: Axis) -> Iterator[tuple[slice, slice, int]]:
+    """Yield the taps of an axis, grouped if they reach the same cells; their blocks inside; the cell of the first."""
+
+    def key(tap: int) -> tuple[range, int]:
+        return axis.reach(tap), tap * axis.dilation // axis.stride
+
+    for (inside, cell), alike in groupby(range(axis.kernel), key):
+        tap, *more = alike
+        start, stop = (min(end, axis.blocks) for end in (inside.start, inside.stop))
+        yield slice(tap, tap + 1 + len(more)), slice(start, stop), cell
 
 
 def _taps_alike(axis: Axis) -> list[tuple[int, slice, int, int, int, int]]:
