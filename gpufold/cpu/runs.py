@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, groupby, pairwise, product
 from math import gcd, prod
-from operator import add, mul, sub
+from operator import mul, sub
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -292,7 +292,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     reached = [(axis.kernel - 1) * axis.dilation // axis.stride * move for axis, move in zip(axes, moves, strict=True)]
     begin, plane = sum(map(mul, first, moves)), cells[0] * steps[0]
     before, run = max(0, sum(reached) - begin), planes * plane + 1
-    pitch = max((planes - 1) * plane + blocks[0] * steps[0] + before, begin + run, *map(add, reached, steps))
+    pitch = max((planes - 1) * plane + blocks[0] * steps[0] + before, begin + run)
     apart, phase_steps = [step * pitch for step in of_taps], [step * run for step in of_phases]
     copies: list[tuple[Index, Index]] = [((...,), (...,))]
     if placed:
@@ -316,6 +316,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     for parts in product(*map(_taps_alike, axes)):
         firsts, phases, begins, counts, jumps, further = zip(*parts, strict=True)
         start = before + begin + sum(map(mul, firsts, apart)) - sum(map(mul, begins, moves))
+        # positive and descending, so added in order, if taps share a pixel: their blocks are at most an extent apart
         again = map(sub, map(mul, jumps, apart), map(mul, further, moves))
         shape = (*counts, *(phase.stop - phase.start for phase in phases), run)
         added.append(((start, shape, (*again, *apart, 1)), (ALL, *phases)))
