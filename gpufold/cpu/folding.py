@@ -17,9 +17,9 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round
 from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
-from gpufold.cpu.runs import ways_to_run
+from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
-from gpufold.elements import sum_dtype
+from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 from gpufold.keeping import kept
@@ -27,6 +27,9 @@ from gpufold.threads import for_each, is_short, on_threads
 
 Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
+
+WIDENED = 5 << 17
+"""Most columns of float16 that are converted at once."""
 
 PADDED_BYTES = 7 << 20
 """Most bytes of a copy of planes, which is made to pad, and to put the pixels of a row side by side."""
@@ -62,8 +65,10 @@ def fold_algorithms(
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
         return [(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)]
-    by_runs, by_cells = ways_to_run(columns, image, axes, limit), (most, fold_cells)
-    long_cells = taps_are_closest(columns.strides, axes) and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
+    closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
+    kept = max(tiles.KEPT_BYTES // image.itemsize, FEW_BLOCKS * prod(axis.kernel for axis in axes))
+    by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
+    long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
     return [by_cells, *by_runs] if long_cells else [*by_runs, by_cells]
 
 
@@ -92,7 +97,8 @@ def _fold_tile(
         words[words == 1 << 8 * image.itemsize - 1] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
-    algorithm(columns, total, axes, weights)
+    at_once = columns.size <= WIDENED and not moves and is_narrow(columns, total)
+    algorithm(widened(columns) if at_once else columns, total, axes, weights)
     if moves and total.dtype.kind in "fc":
         np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
     if fused.reduction != "sum":

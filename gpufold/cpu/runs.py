@@ -227,7 +227,8 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     count = -(-planes // -(-planes // most))
     small = prod(-(-axis.size // axis.stride) for axis in axes) < FEW_CELLS
     mixed = abs(columns.strides[1]) < abs(columns.strides[-1])  # as with channels last
-    together = count if small or mixed or columns.nbytes <= tiles.CACHE_BYTES else 1
+    cached = narrow or columns.nbytes <= tiles.CACHE_BYTES
+    together = count if small or mixed or cached else 1
     layout, zero, separate = _layout(axes, together), np.zeros((), dtype), count // together
     block, row = (dtype.itemsize * prod(axis.kernel for axis in some) for some in (axes, axes[-1:]))
     waits = block > FETCHED and row < tiles.LINE_BYTES and taps_are_closest(columns.strides, axes)
