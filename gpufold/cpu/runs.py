@@ -44,6 +44,9 @@ FETCHED, READ_BYTES = 2 * tiles.LINE_BYTES, tiles.CACHE_BYTES // 2
 """Most bytes of a block whose taps are copied from where they lie. Larger ones, of rows shorter than a cache line, are
 first copied as they lie if they have more than so many bytes: else every tap would wait for lines anew."""
 
+MANY_TAPS = 1 << 12
+"""Most taps of an axis whose layout is computed, tap by tap."""
+
 FEW_CELLS, NEEDLESS = 256, 1.25
 """Least cells of a plane that has runs of its own, so that columns are read in order; most blocks that are copied along
 the first axis for each that lands in the image."""
@@ -80,7 +83,8 @@ def _most_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> int:
 
 def _is_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
     """Return whether the copy of a plane, and its sums, are small and take few array operations."""
-    if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
+    dilated = prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1)
+    if dilated > MANY_OPERATIONS or max(axis.kernel for axis in axes) > MANY_TAPS:
         return False
     layout = _layout(axes, 1)
     elements = max(layout.elements, prod(axis.stride for axis in axes) * layout.run)
