@@ -196,6 +196,7 @@ LOPSIDED = (
     Case("a-few-long-blocks", (MANY + 10,), (MANY,), batch=1, channels=1),
     Case("padded", (MANY,), (MANY,), pads_begin=5, pads_end=4, batch=1, channels=1),
     Case("dilated", (2 * MANY + 9,), (MANY,), dilations=2, batch=1, channels=1),
+    Case("strided-and-dilated", (456488,), (202881,), strides=3, dilations=3, pads_end=152161, batch=1, channels=1),
     Case("all-taps-on-one-pixel", (5,), (MANY // 4,), dilations=0, batch=1, channels=1),
     Case("all-taps-on-one-pixel-padded", (3,), (MANY // 4,), dilations=0, pads_end=2, batch=1, channels=1),
     Case("apart", (2 * MANY + 7,), (MANY,), strides=MANY + 3, batch=1, channels=1),
