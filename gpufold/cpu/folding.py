@@ -21,7 +21,7 @@ from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
+from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
@@ -271,18 +271,11 @@ def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
     """Return the indices of split columns outside the image: tap by tap, or of all columns if there are many taps."""
     outside: list[Index] = []
     for number, axis in enumerate(axes):
-        if turned := axis.dilation > 0 and axis.blocks < axis.kernel:
-            axis = axis.turned
-        if axis.pixel(0, 0) >= 0 and axis.pixel(axis.blocks - 1, axis.kernel - 1) < axis.size:
-            continue
-        of_tap, of_blocks = (2 + number, 2 + len(axes) + number)[:: -1 if turned else 1]
-        for tap in range(axis.kernel if axis.dilation else 1):
-            inside = axis.reach(tap)
-            for blocks in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
-                if blocks.start < min(blocks.stop, axis.blocks):
-                    index: list[Any] = [ALL] * (2 + 2 * len(axes))
-                    index[of_tap], index[of_blocks] = tap if axis.dilation else ALL, blocks
-                    outside.append(tuple(index))
-            if len(outside) >= MANY_OPERATIONS:
-                return ((...,),)
+        if axis.pixel(0, 0) < 0 or axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size:
+            for taps, blocks in outside_of(axis):
+                index: list[Any] = [ALL] * (2 + 2 * len(axes))
+                index[2 + number], index[2 + len(axes) + number] = taps, blocks
+                outside.append(tuple(index))
+                if len(outside) >= MANY_OPERATIONS:
+                    return ((...,),)
     return tuple(outside)

@@ -25,7 +25,7 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, mult
 from gpufold.cpu.cells import fold_cells, store, taps_are_closest
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of
+from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of, outside_of
 from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 10000
@@ -50,6 +50,9 @@ MANY_TAPS = 1 << 12
 FEW_CELLS, NEEDLESS = 256, 1.25
 """Least cells of a plane that has runs of its own, so that columns are read in order; most blocks that are copied along
 the first axis for each that lands in the image."""
+
+SHORT_ROW = 16
+"""Most blocks of a row that are set to zero one by one, each in all rows: faster than a loop over a few per row."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -311,12 +314,10 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         ]
     zeros: list[Index] = []
     for number, axis in enumerate(axes[1:], 1):
-        for taps, inside, _ in _landing(axis):
-            for start, stop in ((0, inside.start), (inside.stop, axis.blocks)):
-                if start < stop:
-                    index: list[Any] = [ALL] * (2 + 2 * rank)
-                    index[2 + number], index[2 + rank + number] = taps, slice(start, stop)
-                    zeros.append(tuple(index))
+        for taps, outside in outside_of(axis, axis.blocks <= SHORT_ROW and number == rank - 1):
+            index: list[Any] = [ALL] * (2 + 2 * rank)
+            index[2 + number], index[2 + rank + number] = taps, outside
+            zeros.append(tuple(index))
     added = []
     for parts in product(*map(_taps_alike, axes)):
         firsts, phases, begins, counts, jumps, further = zip(*parts, strict=True)

@@ -70,6 +70,17 @@ def groups_of(axis: Axis, piece: Segment, group_phases: bool, begin: int = 0) ->
         tap += count
 
 
+def outside_of(axis: Axis, block_by_block: bool = False) -> Iterator[tuple[int | slice, int | slice]]:
+    """Yield taps and blocks that lie outside the image: the blocks of each tap, or the taps of each block if fewer."""
+    if turned := axis.dilation > 0 and (block_by_block or axis.blocks < axis.kernel):
+        axis = axis.turned
+    for tap in range(axis.kernel if axis.dilation else 1):
+        inside, each = axis.reach(tap), tap if axis.dilation else slice(None)
+        for outside in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
+            if outside.start < min(outside.stop, axis.blocks):
+                yield (outside, each) if turned else (each, outside)
+
+
 class Plan(NamedTuple):
     """How axes are processed: each in groups of its taps or, if there are fewer, of its blocks."""
 
