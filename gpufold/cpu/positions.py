@@ -47,8 +47,8 @@ most bytes of each, that are extracted together."""
 PADDED_BYTES, BLOCK_BYTES = 1 << 22, 1 << 16
 """Most bytes of a padded array, and of its share for each block beyond the border, which is slow to extract alone."""
 
-FEW_ELEMENTS = 800
-"""Most elements of a block beyond the border that is extracted by index."""
+FEW_ELEMENTS, FEW_BEYOND = 800, 8
+"""Most elements of a block beyond the border that is extracted by index; most that are faster extracted one by one."""
 
 
 def add_blocks(
@@ -138,11 +138,15 @@ def _placed(first: list[list[int]], block: Size, size: Size) -> Iterator[tuple[i
         if min(pixel) >= 0 and all(map(le, pixel, room)):
             yield number, (..., *map(slice, pixel, map(add, pixel, block))), (...,)
             continue
-        each = zip(pixel, block, size, strict=True)
-        spans = [(p, max(p, 0), min(p + taps, extent)) for p, taps, extent in each]
-        if all(start < stop for _, start, stop in spans):
-            taps = (slice(start - p, stop - p) for p, start, stop in spans)
-            yield number, (..., *(slice(start, stop) for _, start, stop in spans)), (..., *taps)
+        pixels, taps = list[slice](), list[slice]()
+        for p, extent, end in zip(pixel, block, size, strict=True):
+            start, stop = max(p, 0), min(p + extent, end)
+            if start >= stop:
+                break
+            pixels.append(slice(start, stop))
+            taps.append(slice(start - p, stop - p))
+        else:
+            yield number, (..., *pixels), (..., *taps)
 
 
 def _scatter(total: Array, blocks: Array, weights: Array | None, numbers: Array, first: Array) -> None:
@@ -219,7 +223,7 @@ def _take(
     rank = positions.shape[1]
     side, first, moves = blocks.shape[-rank:], blocks[0], not array.dtype.hasobject
     many = len(blocks) >= MANY_BLOCKS and first.nbytes <= SMALL_BLOCK and moves
-    few_elements = many and first.size <= FEW_ELEMENTS
+    few_elements = False
     windows, indexed, alone = None, np.empty(0, np.intp), np.arange(len(blocks))
     inside: list[Array] = []
     if many or nearest:
@@ -229,6 +233,7 @@ def _take(
         if room.min() < 0:
             outside.fill(True)
         beyond: Array = np.flatnonzero(outside)
+        few_elements = many and first.size <= FEW_ELEMENTS and len(beyond) > FEW_BEYOND
         if weights is None and moves and len(beyond) and not few_elements:
             padded = _padded(array, positions, side, nearest, min(PADDED_BYTES, len(beyond) * BLOCK_BYTES))
             if padded is not None:
@@ -270,9 +275,12 @@ def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int
     before, after = [max(0, -first) for first in positions.min(0).tolist()], [max(0, p + n - end) for p, n, end in ends]
     if array.itemsize * prod(lead) * prod(map(sum, zip(before, size, after, strict=True))) > most:
         return None
-    pads = [*[(0, 0)] * len(lead), *zip(before, after, strict=True)]
-    more: dict[str, Any] = {"mode": "edge"} if nearest else {"constant_values": np.zeros((), array.dtype)}
-    return np.pad(array, pads, **more), positions + before
+    if nearest:
+        return np.pad(array, [*[(0, 0)] * len(lead), *zip(before, after, strict=True)], mode="edge"), positions + before
+    padded: Array = np.zeros((*lead, *map(sum, zip(before, size, after, strict=True))), array.dtype)
+    inside: Index = (..., *map(slice, before, map(add, before, size)))
+    copy_rows(array, padded[inside])
+    return padded, positions + before
 
 
 def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Array, Array] | None:
@@ -294,20 +302,21 @@ def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Ar
 
 def _take_one_by_one(array: Array, blocks: Array, positions: Array, weights: Array | None, numbers: Array) -> None:
     """Extract numbered blocks, each by its own array operation; outside the array is zero."""
-    rank = positions.shape[1]
-    size, side, missed = array.shape[-rank:], blocks.shape[-rank:], set(numbers.tolist())
-    first = np.clip(positions[numbers], np.negative(side), size)  # beyond, nothing changes any more
-    for place, pixels, met in _placed(first.tolist(), side, size):
-        block = blocks[numbers[place]]
-        missed.remove(numbers[place])
-        if len(met) > 1:
+    rank, zero, known = positions.shape[1], np.zeros((), blocks.dtype), numbers.tolist()
+    missed = set(known)
+    for place, pixels, met in _placed(positions[numbers].tolist(), blocks.shape[-rank:], array.shape[-rank:]):
+        missed.remove(number := known[place])
+        block = blocks[number]
+        if len(met) > 1 and block.nbytes <= BLOCK_BYTES:
+            block[...] = zero
+        elif len(met) > 1:
             _clear_around(block, met[1:])
         if weights is None:
             copy_rows(array[pixels], block[met])
         else:
             multiply(array[pixels], weights[met], block[met])
     for number in missed:
-        blocks[number] = np.zeros((), blocks.dtype)
+        blocks[number] = zero
 
 
 def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
