@@ -16,8 +16,8 @@ FEWER, MANY_OPERATIONS = 1.25, 1 << 8
 """Ratio of groups of taps to groups of blocks above which an axis is processed by blocks: above 1, because blocks are
 often contiguous; then many array operations."""
 
-LARGE_BLOCK = 1 << 14
-"""Least taps of a block that is added whole, because an array operation on one block is long enough."""
+LARGE_BLOCK = 1 << 10
+"""Least taps of a block that is added in whole rows: by blocks along the last axis."""
 
 
 class Group(NamedTuple):
@@ -104,7 +104,7 @@ def groups_phases(axis: Axis, is_last: bool) -> bool:
 def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
     """Choose how axes are processed, with about as many array operations as the square root of the column elements.
 
-    If taps lie closer together than blocks, taps make the longer inner loops.
+    If taps lie closer together than blocks, rows of large blocks make longer inner loops than the phases of a cell.
     """
     counts: list[list[int]] = []
     last = len(axes) - 1
@@ -114,11 +114,11 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
             cells = each.pixel(0, each.kernel - 1) // each.stride - each.pixel(0, 0) // each.stride + 1
             groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
             counts[-1].append(groups * len(tuple(segments_of(each))))
-    whole = taps_are_closest and prod(axis.kernel for axis in axes) >= LARGE_BLOCK
-    turned = tuple(
-        (whole and axis.dilation > 0 and axis.kernel > 1) or FEWER * count[-1] < count[0]
-        for axis, count in zip(axes, counts, strict=True)
-    )
+    turned = [FEWER * count[-1] < count[0] for count in counts]
+    taps, row = prod(axis.kernel for axis in axes), axes[-1]
+    if taps_are_closest and last > 0 and taps >= LARGE_BLOCK and row.kernel > row.stride and row.dilation:
+        operations = prod(count[turns] for count, turns in zip(counts, (*turned[:-1], True), strict=True))
+        turned[-1] |= operations**2 <= taps * prod(axis.blocks for axis in axes)
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
     once = all(
@@ -132,4 +132,4 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
         (axis.dilated_kernel <= axis.stride or axis.blocks == 1) and (axis.dilation or axis.kernel == 1)
         for axis in axes
     )
-    return Plan(served, turned, once, apart, operations)
+    return Plan(served, tuple(turned), once, apart, operations)
