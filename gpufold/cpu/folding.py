@@ -268,14 +268,16 @@ def _view_of(axes: tuple[Axis, ...], itemsize: int, strides: Size, columns_shape
 
 @kept
 def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
-    """Return the indices of split columns outside the image: tap by tap, or of all columns if there are many taps."""
-    outside: list[Index] = []
+    """Return the indices of split columns outside the image: of all columns if taps are many, or most lie outside."""
+    outside, inside = list[Index](), 1.0
     for number, axis in enumerate(axes):
         if axis.pixel(0, 0) < 0 or axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size:
+            few = axis.turned if axis.dilation and axis.blocks < axis.kernel else axis
+            inside *= sum(len(few.reach(tap)) for tap in range(few.kernel)) / max(1, few.kernel * few.blocks)
             for taps, blocks in outside_of(axis):
                 index: list[Any] = [ALL] * (2 + 2 * len(axes))
                 index[2 + number], index[2 + len(axes) + number] = taps, blocks
                 outside.append(tuple(index))
                 if len(outside) >= MANY_OPERATIONS:
                     return ((...,),)
-    return tuple(outside)
+    return tuple(outside) if inside > 0.5 else ((...,),)
