@@ -104,6 +104,11 @@ def _pairs_along(
     axis: Axis, separate: bool, turned: bool, begin: int
 ) -> tuple[tuple[Segment, tuple[tuple[Index, Index], ...]], ...]:
     """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups, in order."""
+    if axis.kernel == 1 < axis.stride:  # one phase, which needs no cells
+        inside = axis.reach(0)
+        first, last = (axis.pixel(block, 0) for block in (inside.start, inside.stop - 1))
+        piece = Segment(slice(first, last + 1, axis.stride), 0, len(inside), 1)
+        return ((piece, (((ALL,), (slice(inside.start, inside.stop), 0)),)),) if inside else ()
     along = []
     for piece in segments_of(axis, begin):
         pairs = [
