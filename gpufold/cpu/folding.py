@@ -21,7 +21,7 @@ from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
+from gpufold.geometry.cells import LARGE_BLOCK, LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
@@ -68,6 +68,8 @@ def fold_algorithms(
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     kept = max(tiles.KEPT_BYTES // image.itemsize, FEW_BLOCKS * prod(axis.kernel for axis in axes))
     by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
+    if closest and prod(axis.kernel for axis in axes) >= LARGE_BLOCK and plan_of(axes, True).turned[-1]:
+        return [by_cells]  # in whole rows of blocks
     long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
     return [by_cells, *by_runs] if long_cells else [*by_runs, by_cells]
 
