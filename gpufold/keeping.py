@@ -20,17 +20,21 @@ _results: list[dict[tuple[Any, ...], Any]] = []
 _bytes = 0
 
 
-def kept(function: Callable[..., _Made]) -> Callable[..., _Made]:
-    """Cache a function's results, which are never None, by its arguments; at the limit, all results are dropped."""
+def kept(function: Callable[..., _Made], by: Callable[..., tuple[Any, ...]] | None = None) -> Callable[..., _Made]:
+    """Cache a function's results, which are never None, by its arguments, or by what `by` returns for them.
+
+    At the limit, all results are dropped.
+    """
     results: dict[tuple[Any, ...], _Made] = {}
     _results.append(results)
 
     @wraps(function)
     def known(*arguments: Any) -> _Made:
-        result = results.get(arguments)
+        key = arguments if by is None else by(*arguments)
+        result = results.get(key)
         if result is None:
             result = function(*arguments)
-            _keep(results, arguments, result)
+            _keep(results, key, result)
         return result
 
     return known

@@ -188,4 +188,7 @@ def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     for piece in pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
-            multiply(cells[cell_index], None if weights is None else weights[column_index], columns[column_index])
+            if weights is None:
+                copy_rows(cells[cell_index], columns[column_index])
+            else:
+                multiply(cells[cell_index], weights[column_index], columns[column_index])

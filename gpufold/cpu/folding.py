@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -46,6 +47,13 @@ SHORT_ROW, WRITTEN_BYTES = 3, 1 << 22
 tile's columns, to which every tap writes."""
 
 
+def _layout_of_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Any, ...]:
+    scratch = fused.accumulate or fused.reduction != "sum"
+    arrays = columns.dtype, columns.shape, columns.strides, image.dtype, image.shape, image.strides
+    return axes, *arrays, fused.move, scratch
+
+
+@partial(kept, by=_layout_of_fold)
 def fold_algorithms(
     columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic
 ) -> list[tuple[int, Algorithm]]:
@@ -76,6 +84,8 @@ def fold_algorithms(
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
+    if fused.move and is_short(max(columns.nbytes, image.nbytes)):
+        return ways_to_move(axes, image.itemsize)[0](columns, image, axes, None)
 
     def on(threads: int, limit: int, algorithm: Algorithm) -> None:
         tiles.on_tiles(threads, limit, _fold_tile, columns, image, axes, algorithm, fused)
@@ -146,6 +156,12 @@ _UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | 
 """An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
+def _layout_of_unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> tuple[Any, ...]:
+    arrays = columns.dtype, columns.shape, columns.strides, image.shape, image.strides
+    return axes, *arrays, weights is None
+
+
+@partial(kept, by=_layout_of_unfold)
 def _unfold_algorithms(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
 ) -> list[tuple[_UnfoldAlgorithm, int]]:
