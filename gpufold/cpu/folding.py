@@ -74,7 +74,8 @@ def fold_algorithms(
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
         return [(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)]
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
-    kept = max(tiles.KEPT_BYTES // image.itemsize, FEW_BLOCKS * prod(axis.kernel for axis in axes))
+    cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
+    kept = max(cached // ((1 + narrow) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
     by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
     if closest and prod(axis.kernel for axis in axes) >= LARGE_BLOCK and plan_of(axes, True).turned[-1]:
         return [by_cells]  # in whole rows of blocks
