@@ -16,6 +16,9 @@ from gpufold.keeping import kept
 LONG_CELL = 32
 """Least bytes of a cell whose phases are likely to be copied faster together than one by one."""
 
+LARGE_BLOCK = 1 << 10
+"""Least taps of a block that is added in whole rows: by blocks along the last axis."""
+
 
 def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
     """Store sums (N, C, *phases, *cells) in the image, which begins at pixel `begin` of the sums' cells."""
@@ -59,6 +62,13 @@ def taps_are_closest(strides: Size, axes: tuple[Axis, ...]) -> bool:
     return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
 
 
+def adds_rows(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether rows of blocks, which overlap, make longer inner loops than the phases of a cell."""
+    last, large = axes[-1], prod(axis.kernel for axis in axes) >= LARGE_BLOCK
+    overlap = last.dilation > 0 and last.kernel > last.stride
+    return large and overlap and len(axes) > 1 and taps_are_closest(columns.strides, axes)
+
+
 class CellSegment(NamedTuple):
     """A piece of the image as cells, and pairs of indices: of cells, and of the columns that land there.
 
@@ -76,14 +86,14 @@ class CellSegment(NamedTuple):
 
 @kept
 def cell_way(
-    axes: tuple[Axis, ...], taps_are_closest: bool, separate: tuple[int, ...], moves: bool = False
+    axes: tuple[Axis, ...], rows: bool, separate: tuple[int, ...], moves: bool = False
 ) -> tuple[tuple[int, ...], tuple[CellSegment, ...]]:
     """Pair cells and columns, phase by phase along the `separate` axes, unless their cells are long.
 
     Return the transposition of columns to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`, and the pieces.
     Along the other axes cells begin where blocks do if elements are only moved: all phases of a cell move together.
     """
-    plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
+    plan, rank, pieces, order = plan_of(axes, rows), len(axes), [], [0, 1]
     by_axis = []
     for number, (axis, turned) in enumerate(zip(plan.axes, plan.turned, strict=True)):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
@@ -134,7 +144,7 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     closest = taps_are_closest(columns.strides, axes)
     if closest and len(axes) > 1:  # cells of a single axis are contiguous
         shorten_buffers(columns)
-    order, pieces = cell_way(axes, closest, (len(axes) - 1,))
+    order, pieces = cell_way(axes, adds_rows(columns, axes), (len(axes) - 1,))
     columns = columns.transpose(order)
     weights = None if weights is None else weights.transpose(order)
     image.fill(0)
@@ -153,7 +163,7 @@ def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array |
     a sum adds +0: sums start from it, and are never -0.0.
     """
     separate = _last_split(axes) if apart else ()
-    order, pieces = cell_way(axes, taps_are_closest(columns.strides, axes), separate, True)
+    order, pieces = cell_way(axes, False, separate, True)
     columns = columns.transpose(order)
     weights = None if weights is None else weights.transpose(order)
     if not plan_of(axes).once:

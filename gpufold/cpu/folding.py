@@ -15,14 +15,22 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round_into, shorten_buffers, spread
-from gpufold.cpu.cells import fold_cells, move_apart, move_together, taps_are_closest, unfold_cells, ways_to_move
+from gpufold.cpu.cells import (
+    adds_rows,
+    fold_cells,
+    move_apart,
+    move_together,
+    taps_are_closest,
+    unfold_cells,
+    ways_to_move,
+)
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import LARGE_BLOCK, LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
+from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, is_short, on_threads
 
@@ -77,8 +85,8 @@ def fold_algorithms(
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
     kept = max(cached // ((1 + narrow) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
     by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
-    if closest and prod(axis.kernel for axis in axes) >= LARGE_BLOCK and plan_of(axes, True).turned[-1]:
-        return [by_cells]  # in whole rows of blocks
+    if adds_rows(columns, axes) and plan_of(axes, True).turned[-1]:
+        return [by_cells]
     long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
     return [by_cells, *by_runs] if long_cells else [*by_runs, by_cells]
 

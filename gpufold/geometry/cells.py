@@ -16,9 +16,6 @@ FEWER, MANY_OPERATIONS = 1.25, 1 << 8
 """Ratio of groups of taps to groups of blocks above which an axis is processed by blocks: above 1, because blocks are
 often contiguous; then many array operations."""
 
-LARGE_BLOCK = 1 << 10
-"""Least taps of a block that is added in whole rows: by blocks along the last axis."""
-
 
 class Group(NamedTuple):
     """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
@@ -101,10 +98,10 @@ def groups_phases(axis: Axis, is_last: bool) -> bool:
 
 
 @kept
-def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
+def plan_of(axes: tuple[Axis, ...], rows: bool = False) -> Plan:
     """Choose how axes are processed, with about as many array operations as the square root of the column elements.
 
-    If taps lie closer together than blocks, rows of large blocks make longer inner loops than the phases of a cell.
+    If `rows` are to be added whole, the last axis is processed by its blocks unless that makes many more operations.
     """
     counts: list[list[int]] = []
     last = len(axes) - 1
@@ -115,10 +112,9 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
             groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
             counts[-1].append(groups * len(tuple(segments_of(each))))
     turned = [FEWER * count[-1] < count[0] for count in counts]
-    taps, row = prod(axis.kernel for axis in axes), axes[-1]
-    if taps_are_closest and last > 0 and taps >= LARGE_BLOCK and row.kernel > row.stride and row.dilation:
+    if rows:
         operations = prod(count[turns] for count, turns in zip(counts, (*turned[:-1], True), strict=True))
-        turned[-1] |= operations**2 <= taps * prod(axis.blocks for axis in axes)
+        turned[-1] |= operations**2 <= prod(axis.kernel * axis.blocks for axis in axes)
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
     once = all(
