@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import product, takewhile
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,8 +20,9 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS = 512, 1 << 14
-"""Most bytes of a row that is copied as one element, and elements of an array above which that is faster."""
+LONG_ROW, SHORT_ROW, MANY_PLACES, MANY_ELEMENTS = 512, 16, 32, 1 << 14
+"""Most bytes of a row that is copied as one element, or place by place; most places; elements of an array above which
+that is faster."""
 
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
@@ -93,16 +96,25 @@ def dtype_of_row(size: int) -> np.dtype[Any]:
 
 
 def copy_rows(elements: Array, copy: Array) -> None:
-    """Copy elements; short rows that are contiguous in both arrays, along any axis, are copied as one element each."""
-    if elements.size > MANY_ELEMENTS and elements.ndim > 1:
-        size, moves = elements.itemsize, elements.dtype == copy.dtype and not elements.dtype.hasobject
-        strides, copy_strides = elements.strides, copy.strides
-        for axis in range(elements.ndim - 1, -1, -1) if moves else ():
-            row = size * elements.shape[axis]
-            if strides[axis] == size == copy_strides[axis] and size < row <= LONG_ROW:
-                as_one = dtype_of_row(row)
-                copy.swapaxes(axis, -1).view(as_one)[...] = elements.swapaxes(axis, -1).view(as_one)
-                return
+    """Copy elements; short rows that are contiguous in both arrays, along any axis, are copied as one element each.
+
+    Where only the copy has short rows, maybe along several axes, each place of a row is copied for all rows.
+    """
+    if elements.size > MANY_ELEMENTS and elements.ndim > 1 and elements.dtype == copy.dtype:
+        size, shape = elements.itemsize, elements.shape
+        (_, axis), *_ = apart = sorted([(abs(step), n) for n, step in enumerate(copy.strides) if shape[n] > 1])
+        together = elements.strides[axis] == copy.strides[axis] == size and not elements.dtype.hasobject
+        if together and size * shape[axis] <= LONG_ROW:
+            row = dtype_of_row(size * shape[axis])
+            copy.swapaxes(axis, -1).view(row)[...] = elements.swapaxes(axis, -1).view(row)
+            return
+        short = [axis for _, axis in takewhile(lambda each: size * shape[each[1]] <= SHORT_ROW, apart)]
+        if short and prod(shape[axis] for axis in short) <= MANY_PLACES:
+            places: list[Iterable[Any]] = [range(extent) if n in short else (ALL,) for n, extent in enumerate(shape)]
+            for some, part in runs_of(elements, copy):
+                for place in product(*places):
+                    part[place] = some[place]
+            return
     copy[...] = elements
 
 
