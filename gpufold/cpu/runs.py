@@ -51,7 +51,7 @@ FEW_CELLS, NEEDLESS = 256, 1.25
 """Least cells of a plane that has runs of its own, so that columns are read in order; most blocks that are copied along
 the first axis for each that lands in the image."""
 
-SHORT_ROW = 16
+FEW_ZEROED = 16
 """Most blocks of a row that are set to zero one by one, each in all rows: faster than a loop over a few per row."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
@@ -314,7 +314,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         ]
     zeros: list[Index] = []
     for number, axis in enumerate(axes[1:], 1):
-        for taps, outside in outside_of(axis, axis.blocks <= SHORT_ROW and number == rank - 1):
+        for taps, outside in outside_of(axis, axis.blocks <= FEW_ZEROED and number == rank - 1):
             index: list[Any] = [ALL] * (2 + 2 * rank)
             index[2 + number], index[2 + rank + number] = taps, outside
             zeros.append(tuple(index))
