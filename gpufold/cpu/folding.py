@@ -55,13 +55,13 @@ SHORT_ROW, WRITTEN_BYTES = 3, 1 << 22
 tile's columns, to which every tap writes."""
 
 
-def _layout_of_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Any, ...]:
-    scratch = fused.accumulate or fused.reduction != "sum"
-    arrays = columns.dtype, columns.shape, columns.strides, image.dtype, image.shape, image.strides
-    return axes, *arrays, fused.move, scratch
+def _layout(source: Array, result: Array, axes: tuple[Axis, ...], how: Any) -> tuple[Any, ...]:
+    """Return what the fastest way depends on: the axes, the arrays' memory layouts, and the arithmetic."""
+    computed = (how.move, how.accumulate, how.reduction) if isinstance(how, FusedArithmetic) else how is not None
+    return axes, source.dtype, source.shape, source.strides, result.dtype, result.shape, result.strides, computed
 
 
-@partial(kept, by=_layout_of_fold)
+@partial(kept, by=_layout)
 def fold_algorithms(
     columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic
 ) -> list[tuple[int, Algorithm]]:
@@ -101,7 +101,7 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArith
 
     with nullcontext() if fused.move else np.errstate(all="ignore"):
         # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        _on_threads(on, fold_algorithms(columns, image, axes, fused), columns, image, axes, fold)
+        _on_threads(on, fold_algorithms(columns, image, axes, fused), columns, image, axes, fused)
 
 
 def _fold_tile(
@@ -142,35 +142,29 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         def on(threads: int, algorithm: _UnfoldAlgorithm, limit: int) -> None:
             algorithm(image, columns, axes, weights, threads, limit)
 
-        _on_threads(on, algorithms, columns, image, axes, unfold, weights is None)
+        _on_threads(on, algorithms, image, columns, axes, weights)
 
 
 def _on_threads(
     on: Callable[..., None],
     algorithms: Sequence[tuple[Any, ...]],
-    columns: Array,
-    image: Array,
+    source: Array,
+    result: Array,
     axes: tuple[Axis, ...],
-    *kind: Any,
+    how: Any,
 ) -> None:
-    """Call on(threads, *algorithm) with the fastest algorithm for calls of a kind, on arrays with this layout."""
-    size = max(columns.nbytes, image.nbytes)
+    """Call on(threads, *algorithm) with the fastest algorithm for calls with this layout."""
+    size = max(source.nbytes, result.nbytes)
     if is_short(size):
         return on(1, *algorithms[0])
-    kind += (axes, columns.dtype, columns.shape, image.strides, columns.strides)
-    on_threads(kind, size, on, *algorithms)
+    on_threads(_layout(source, result, axes, how), size, on, *algorithms)
 
 
 _UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
 """An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
-def _layout_of_unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> tuple[Any, ...]:
-    arrays = columns.dtype, columns.shape, columns.strides, image.shape, image.strides
-    return axes, *arrays, weights is None
-
-
-@partial(kept, by=_layout_of_unfold)
+@partial(kept, by=_layout)
 def _unfold_algorithms(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
 ) -> list[tuple[_UnfoldAlgorithm, int]]:
@@ -299,7 +293,7 @@ def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
     outside, inside = list[Index](), 1.0
     for number, axis in enumerate(axes):
         if axis.pixel(0, 0) < 0 or axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size:
-            few = axis.turned if axis.dilation and axis.blocks < axis.kernel else axis
+            few = axis.shorter
             inside *= sum(len(few.reach(tap)) for tap in range(few.kernel)) / max(1, few.kernel * few.blocks)
             for taps, blocks in outside_of(axis):
                 index: list[Any] = [ALL] * (2 + 2 * len(axes))

@@ -63,7 +63,7 @@ class Axis(NamedTuple):
     @property
     def lands(self) -> bool:
         """Whether any tap of any block lands inside the image."""
-        axis = self.turned if self.dilation and self.blocks < self.kernel else self
+        axis = self.shorter
         return any(axis.reach(tap) for tap in range(axis.kernel if self.dilation else min(1, axis.kernel)))
 
     @property
@@ -107,6 +107,11 @@ class Axis(NamedTuple):
         """
         pad_end = self.pixel(self.blocks - 1, self.kernel - 1) + 1 - self.size
         return Axis(self.size, self.blocks, self.dilation, self.stride, self.pad_begin, pad_end)
+
+    @property
+    def shorter(self) -> Axis:
+        """The axis itself, or the turned one if that has fewer taps."""
+        return self.turned if self.dilation and self.blocks < self.kernel else self
 
     @property
     def bounded(self) -> Axis:

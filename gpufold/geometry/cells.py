@@ -69,13 +69,12 @@ def groups_of(axis: Axis, piece: Segment, group_phases: bool, begin: int = 0) ->
 
 def outside_of(axis: Axis, block_by_block: bool = False) -> Iterator[tuple[int | slice, int | slice]]:
     """Yield taps and blocks that lie outside the image: the blocks of each tap, or the taps of each block if fewer."""
-    if turned := axis.dilation > 0 and (block_by_block or axis.blocks < axis.kernel):
-        axis = axis.turned
-    for tap in range(axis.kernel if axis.dilation else 1):
-        inside, each = axis.reach(tap), tap if axis.dilation else slice(None)
-        for outside in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
-            if outside.start < min(outside.stop, axis.blocks):
-                yield (outside, each) if turned else (each, outside)
+    few = axis.turned if block_by_block and axis.dilation else axis.shorter
+    for tap in range(few.kernel if axis.dilation else 1):
+        inside, each = few.reach(tap), tap if axis.dilation else slice(None)
+        for outside in (slice(0, inside.start), slice(inside.stop, few.blocks)):
+            if outside.start < min(outside.stop, few.blocks):
+                yield (each, outside) if few is axis else (outside, each)
 
 
 class Plan(NamedTuple):
