@@ -222,6 +222,8 @@ class _Layout(NamedTuple):
     """Elements of the copy."""
     run: int
     """Elements of a phase's sums."""
+    direct: bool
+    """Whether sums lie as the pixels of contiguous planes do."""
 
 
 def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -243,7 +245,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     copied: Array = np.zeros((separate, layout.elements), dtype)
     copy = _view(copied, layout.copy)
     sums: Array = np.zeros((separate, *(axis.stride for axis in axes), layout.run), dtype)
-    cells = _view(sums, layout.sums)
+    cells, direct = _view(sums, layout.sums), layout.direct and image.flags.c_contiguous
     shape = (separate, together, *columns.shape[2:])
     weights = None if weights is None else np.broadcast_to(weights[0, 0], shape)
     rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
@@ -267,9 +269,12 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
                 multiply(terms[some].reshape(place.shape), factors, place)
             for beyond in zeros:
                 beyond[...] = zero
+            into = pixels[few].reshape(separate, together, *pixels.shape[1:], copy=False)
             for alike, total in added:
-                np.add.reduce(alike, axis=taps, dtype=dtype, out=total, initial=zero)
-            store(cells, pixels[few].reshape(separate, together, *pixels.shape[1:], copy=False), axes, layout.begin)
+                sums_of = into.reshape(total.shape, copy=False) if direct else total
+                np.add.reduce(alike, axis=taps, dtype=dtype, out=sums_of, initial=zero)
+            if not direct:
+                store(cells, into, axes, layout.begin)
 
 
 def _view(array: Array, view: _View) -> Array:
@@ -299,7 +304,8 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     moves = [0, *steps[1:]] if placed else steps
     reached = [(axis.kernel - 1) * axis.dilation // axis.stride * move for axis, move in zip(axes, moves, strict=True)]
     begin, plane = sum(map(mul, first, moves)), cells[0] * steps[0]
-    before, run = max(0, sum(reached) - begin), planes * plane + 1
+    more = int(strides[-1] > 1)  # the last cell of a row may begin with pixels of the next
+    before, run = max(0, sum(reached) - begin), planes * plane + more
     pitch = max((planes - 1) * plane + blocks[0] * steps[0] + before, begin + run)
     apart, phase_steps = [step * pitch for step in of_taps], [step * run for step in of_phases]
     copies: list[tuple[Index, Index]] = [((...,), (...,))]
@@ -331,10 +337,11 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         copies=tuple(copies),
         zeros=tuple(zeros),
         added=tuple(added),
-        sums=(0, (planes, *strides, cells[0], *extents[1:-1], extents[-1] + 1), (plane, *phase_steps, *steps)),
+        sums=(0, (planes, *strides, cells[0], *extents[1:-1], extents[-1] + more), (plane, *phase_steps, *steps)),
         begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
         elements=before + kernel[0] * apart[0],
         run=run,
+        direct=prod(strides) == 1 and extents[1:] == [axis.size for axis in axes[1:]],
     )
 
 
