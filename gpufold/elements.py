@@ -141,6 +141,9 @@ MANY_HALVES = 1 << 12
 TINY = np.array([2.0**-149], np.float32)
 """The smallest subnormal number, which a thread's mode may flush to zero."""
 
+INFINITE = 0x7C00
+"""The bits of infinity in float16; NaNs have larger ones."""
+
 LEAST_NORMAL = (127 - 14) << 23
 """The bits of 2**-14, the smallest normal float16, in float32."""
 
@@ -150,15 +153,42 @@ def is_narrow(elements: npt.NDArray[Any], sums: npt.NDArray[Any]) -> bool:
     return elements.dtype == np.float16 and sums.dtype == np.float32 and elements.size >= MANY_HALVES
 
 
-def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert float16 to float32 by scaling bits; in a third of NumPy's time if all are finite."""
+def can_shift(halves: npt.NDArray[Any]) -> bool:
+    """Return whether float16 values may be `shifted`: all are finite, and the thread does not flush denormals."""
+    finite = halves.view(np.int16).max() < INFINITE and halves.view(np.uint16).max() < INFINITE | 1 << 15
+    return bool(finite and TINY * 1 > 0)
+
+
+def shifted(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert float16 to float32 times 2**-112, whose bits are those of the float16."""
     bits = halves.view(np.int16).astype(np.int32)
     bits <<= 13
     bits &= ~(7 << 28)
-    floats: npt.NDArray[Any] = bits.view(np.float32)
+    return bits.view(np.float32)
+
+
+def shifted_back(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert float32 times 2**-112 to float16, rounding half to even; zeros are positive, and no number is NaN."""
+    clipped = floats.clip(-(2.0**-96), 2.0**-96)  # infinite as float16
+    bits = clipped.view(np.int32)
+    halves = bits >> 13
+    halves &= 1
+    halves += (1 << 12) - 1
+    halves += bits  # rounded up if more than half, or half and odd
+    signs = np.right_shift(halves, 16, out=bits)
+    halves >>= 13
+    signs &= 1 << 15
+    halves |= signs
+    return halves.astype(np.uint16).view(np.float16)
+
+
+def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert float16 to float32; in a third of NumPy's time if they `can_shift`."""
+    if not can_shift(halves):
+        return halves.astype(np.float32)
+    floats = shifted(halves)
     floats *= np.float32(2.0**112)
-    finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
-    return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # also if the thread flushes denormals
+    return floats
 
 
 def narrowed(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:

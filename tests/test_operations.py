@@ -15,7 +15,7 @@ from cases import INEXACT, Case, assert_same_bits, fold, garbage, values, window
 import gpufold
 from gpufold.cpu import folding
 from gpufold.cpu.cells import fold_cells
-from gpufold.elements import WIDER, average_dtype, narrowed, widened
+from gpufold.elements import WIDER, average_dtype, narrowed, shifted_back, widened
 from gpufold.geometry import Axis, SlidingGeometry
 
 LARGE_CASES = (
@@ -79,6 +79,8 @@ def test_all_halves_are_widened_exactly(flushed):
     want = halves.astype(np.float32)
     parts = [widened(part) for part in halves.reshape(-1, 1024)[:, ::-1]]
     assert_same_bits(np.concatenate([part[::-1] for part in parts]), want)
+    for some in (slice(0x7C01), slice(0x8000, 0xFC01)):  # infinities are the largest
+        assert_same_bits(widened(halves[some]), want[some])
 
 
 def test_sums_are_rounded_to_halves_as_numpy_rounds_them(flushed):
@@ -94,6 +96,18 @@ def test_sums_are_rounded_to_halves_as_numpy_rounds_them(flushed):
         want = floats.astype(np.float16)
         got = [narrowed(part) for part in floats]
     assert_same_bits(np.stack(got), want)
+
+
+def test_shifted_sums_are_rounded_to_halves_as_numpy_rounds_their_numbers():
+    """As above: every half but the infinite one, middles, and the numbers beside them; none of them is NaN."""
+    halves = np.arange(0x7C00, dtype=np.int32) << 13
+    middles = halves + (1 << 12)
+    near = np.concatenate([halves, middles, middles - 1, middles + 1]).view(np.float32)
+    large = np.array([7e4 * 2.0**-112, 1e30], np.float32)
+    floats = np.concatenate([near, -near, large, -large])
+    with np.errstate(over="ignore"):
+        want = (floats.astype(np.float64) * 2.0**112).astype(np.float16)
+    assert_same_bits(shifted_back(floats), want)
 
 
 def test_sums_beyond_the_range_are_silent(recwarn):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufold.cores import cache_bytes
-from gpufold.elements import is_narrow, narrowed, widened
+from gpufold.elements import is_narrow, narrowed, shifted_back, widened
 from gpufold.geometry import Size
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -71,10 +71,10 @@ def runs_of(*arrays: Array, most: int = PRODUCTS) -> Iterator[tuple[Array, ...]]
         yield from runs_of(*[array[part] for array in arrays], most=most)
 
 
-def round_into(array: Array, sums: Array) -> None:
-    """Store sums in an array of a narrower dtype, rounded once, some at a time."""
+def round_into(array: Array, sums: Array, shifted: bool = False) -> None:
+    """Store sums, which may be `shifted`, in an array of a narrower dtype, rounded once, some at a time."""
     for part, some in runs_of(array, sums, most=ROUNDED):
-        part[...] = narrowed(some) if is_narrow(part, some) else some
+        part[...] = shifted_back(some) if shifted else narrowed(some) if is_narrow(part, some) else some
 
 
 def spread(weights: Array | None, columns: Array) -> Array | None:

@@ -28,7 +28,7 @@ from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
-from gpufold.elements import is_narrow, sum_dtype, widened
+from gpufold.elements import can_shift, is_narrow, shifted, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
 from gpufold.keeping import kept
@@ -76,7 +76,10 @@ def fold_algorithms(
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     size = sum_dtype(image.dtype).itemsize
     narrow = size != image.itemsize
-    limit = tiles.TILE_ELEMENTS // (1 + narrow)
+    limit = tiles.TILE_ELEMENTS
+    if narrow:  # whole planes that are converted at once
+        plane = image.size // max(1, prod(image.shape[:2]))
+        limit = min(limit // 2, max(plane, tiles.pixels_of(WIDENED, columns, image)))
     most = max(1, min(image.size, 4 * limit // size))  # NumPy may copy what it adds to in place
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
@@ -119,7 +122,10 @@ def _fold_tile(
         return
     total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
     at_once = columns.size <= WIDENED and not moves and is_narrow(columns, total)
-    algorithm(widened(columns) if at_once else columns, total, axes, weights)
+    summed = narrow and weights is None and fused.reduction == "sum" and not fused.accumulate
+    shifts = at_once and summed and can_shift(columns)
+    terms = shifted(columns) if shifts else widened(columns) if at_once else columns
+    algorithm(terms, total, axes, weights)
     if moves and total.dtype.kind in "fc":
         np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
     if fused.reduction != "sum":
@@ -127,7 +133,7 @@ def _fold_tile(
     if fused.accumulate:
         np.add(image, total, total if narrow else image)
     if narrow:
-        round_into(image, total)
+        round_into(image, total, shifts)
 
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
