@@ -75,7 +75,7 @@ def fold_algorithms(
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     size = sum_dtype(image.dtype).itemsize
-    narrow = size != image.itemsize
+    narrow = columns.itemsize < size
     limit = tiles.TILE_ELEMENTS
     if narrow:  # whole planes that are converted at once
         plane = image.size // max(1, prod(image.shape[:2]))

@@ -23,7 +23,7 @@ import numpy as np
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store, taps_are_closest
-from gpufold.elements import is_narrow, sum_dtype, widened
+from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of, outside_of
 from gpufold.keeping import kept
@@ -231,17 +231,15 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
         columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(1, 1 + len(axes)))
-    narrow = is_narrow(columns, image)  # widened first, into as many bytes again
-    most = max(1, MANY_PLANES // ((1 + narrow) * dtype.itemsize * _layout(axes, 1).elements))
+    most = max(1, MANY_PLANES // (dtype.itemsize * _layout(axes, 1).elements))
     count = -(-planes // -(-planes // most))
     small = prod(-(-axis.size // axis.stride) for axis in axes) < FEW_CELLS
     mixed = abs(columns.strides[1]) < abs(columns.strides[-1])  # as with channels last
-    cached = narrow or columns.nbytes <= tiles.CACHE_BYTES
-    together = count if small or mixed or cached else 1
+    together = count if small or mixed or columns.nbytes <= tiles.CACHE_BYTES else 1
     layout, zero, separate = _layout(axes, together), np.zeros((), dtype), count // together
     block, row = (dtype.itemsize * prod(axis.kernel for axis in some) for some in (axes, axes[-1:]))
     waits = block > FETCHED and row < tiles.LINE_BYTES and taps_are_closest(columns.strides, axes)
-    scratch = np.empty_like(columns[0, :count]) if waits and columns.nbytes > READ_BYTES and not narrow else None
+    scratch = np.empty_like(columns[0, :count]) if waits and columns.nbytes > READ_BYTES else None
     copied: Array = np.zeros((separate, layout.elements), dtype)
     copy = _view(copied, layout.copy)
     sums: Array = np.zeros((separate, *(axis.stride for axis in axes), layout.run), dtype)
@@ -260,7 +258,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     for source, pixels in zip(columns, image, strict=True):
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # the last ones may repeat some
             few = slice(start, start + count)
-            terms = widened(source[few]) if narrow else source[few]
+            terms = source[few]
             if scratch is not None:
                 scratch[...] = terms
                 terms = scratch
