@@ -15,6 +15,7 @@ from cases import INEXACT, Case, assert_same_bits, fold, garbage, values, window
 import gpufold
 from gpufold.cpu import folding
 from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.runs import fold_copied
 from gpufold.elements import WIDER, average_dtype, narrowed, shifted_back, widened
 from gpufold.geometry import Axis, SlidingGeometry
 
@@ -59,6 +60,17 @@ def test_planes_of_large_problems_are_what_each_is_alone_by_cells(case, dtype, i
     for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
         part = columns[batch : batch + 1, channel * rows : (channel + 1) * rows]
         assert_same_bits(got[batch, channel], fold(replace(case, batch=1, channels=1), part, window=window)[0, 0], case)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_a_copy_of_a_single_pixel_is_summed_in_order(dtype, monkeypatch):
+    """NumPy sums along its innermost axis in pairs: that must not be the axis of the taps."""
+    monkeypatch.setattr(folding, "fold_algorithms", lambda columns, *_: [(columns.size, fold_copied)])
+    case = Case("single-pixel", (1, 1), (200, 1), 1, 1, (199, 0), (199, 0), batch=1, channels=1)
+    columns = (np.random.default_rng(0).standard_normal((2, *case.columns_shape)) * 1e3).astype(dtype)
+    columns = columns[0] + (1j * columns[1] if columns.dtype.kind == "c" else 0)
+    terms = columns.reshape(200, 200)[:, ::-1].diagonal()
+    assert_same_bits(fold(case, columns.astype(dtype)).ravel(), np.add.accumulate(terms.astype(dtype))[-1:])
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.peer("torch"))], ids=["", "flushed"])

@@ -302,7 +302,9 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     moves = [0, *steps[1:]] if placed else steps
     reached = [(axis.kernel - 1) * axis.dilation // axis.stride * move for axis, move in zip(axes, moves, strict=True)]
     begin, plane = sum(map(mul, first, moves)), cells[0] * steps[0]
-    more = int(strides[-1] > 1)  # the last cell of a row may begin with pixels of the next
+    whole = prod(strides) == 1 and extents[1:] == [axis.size for axis in axes[1:]]
+    direct = whole and planes * plane > 1  # NumPy would sum a single element's taps pairwise
+    more = int(not direct)  # the last cell of a row may begin with pixels of the next
     before, run = max(0, sum(reached) - begin), planes * plane + more
     pitch = max((planes - 1) * plane + blocks[0] * steps[0] + before, begin + run)
     apart, phase_steps = [step * pitch for step in of_taps], [step * run for step in of_phases]
@@ -339,7 +341,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
         elements=before + kernel[0] * apart[0],
         run=run,
-        direct=prod(strides) == 1 and extents[1:] == [axis.size for axis in axes[1:]],
+        direct=direct,
     )
 
 
