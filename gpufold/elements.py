@@ -168,7 +168,7 @@ def shifted(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def shifted_back(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert float32 times 2**-112 to float16, rounding half to even; zeros are positive, and no number is NaN."""
+    """Convert float32 times 2**-112, none of which is NaN, to float16, rounding half to even."""
     clipped = floats.clip(-(2.0**-96), 2.0**-96)  # infinite as float16
     bits = clipped.view(np.int32)
     halves = bits >> 13

@@ -113,6 +113,7 @@ CASES = (
     Case("dilation-zero", (5, 6), (3, 2), (2, 1), (0, 0)),
     Case("dilation-zero-on-one-axis", (5, 6), (3, 2), 1, (0, 2), 1, 1),
     Case("dilation-beyond-stride-coprime", (23, 19), (3, 4), (3, 2), (5, 3), 4, 2),
+    Case("dilation-by-which-taps-interlock", (9, 11), (2, 3), (2, 3), (3, 4), (1, 2), (2, 1)),
     Case("dilation-multiple-of-stride", (15, 14), (3, 3), 2, 4, 3, 3),
     Case("atrous-rate-six", (17, 15), (3, 3), 1, 6, 6, 6),
     Case("padding-beyond-kernel", (3, 2), (2, 2), 1, 1, 7, 5),

@@ -67,6 +67,16 @@ class Axis(NamedTuple):
         return any(axis.reach(tap) for tap in range(axis.kernel if self.dilation else min(1, axis.kernel)))
 
     @property
+    def apart(self) -> bool:
+        """Whether no two taps, of one block or of two, have the same pixel.
+
+        >>> Axis(size=9, kernel=2, stride=2, dilation=3, pad_begin=0, pad_end=0).apart
+        True
+        """
+        common = gcd(self.stride, self.dilation)
+        return self.kernel * common <= self.stride or self.blocks * common <= self.dilation
+
+    @property
     def overlap(self) -> Axis:
         """The axis of the taps and blocks whose pixels are also reached by later taps of earlier blocks.
 

@@ -86,7 +86,7 @@ class Plan(NamedTuple):
     once: bool
     """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
     apart: bool
-    """Whether no two blocks overlap: each pixel has one tap at most."""
+    """Whether each pixel has one tap at most: blocks do not overlap, or their taps interlock."""
     operations: int
     """Most array operations."""
 
@@ -123,8 +123,4 @@ def plan_of(axes: tuple[Axis, ...], rows: bool = False) -> Plan:
         and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
         for axis in axes
     )
-    apart = all(
-        (axis.dilated_kernel <= axis.stride or axis.blocks == 1) and (axis.dilation or axis.kernel == 1)
-        for axis in axes
-    )
-    return Plan(served, tuple(turned), once, apart, operations)
+    return Plan(served, tuple(turned), once, all(axis.apart for axis in axes), operations)
