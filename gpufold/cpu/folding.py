@@ -181,14 +181,18 @@ def _unfold_algorithms(
         pixels = min(pixels, tiles.pixels_of(WRITTEN_BYTES // image.itemsize, columns, image))
     by_taps: list[tuple[_UnfoldAlgorithm, int]] = [] if few else [(_unfold_tiles, pixels)]
     plane, copied = image.itemsize * prod(axis.padded_size for axis in axes), list[tuple[_UnfoldAlgorithm, int]]()
-    if plane <= PADDED_BYTES and plane * prod(image.shape[:2]) < columns.nbytes:
+    padded = plane * prod(image.shape[:2])
+    read_again = padded < columns.nbytes
+    if plane <= PADDED_BYTES and padded <= columns.nbytes:
         copied = [(_unfold_padded, PADDED_BYTES // max(1, plane))]
     if outside:
         large = columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS
-        return [*copied, *by_taps] if large and weights is None else by_taps
+        if weights is not None or not large:
+            return by_taps
+        return [*copied, *by_taps] if read_again else [*by_taps, *copied]
     if columns.dtype.hasobject or (few and columns.size <= SMALL_COPY):
         return by_taps  # NumPy makes no view of blocks of objects
-    apart = abs(image.strides[-1]) > image.itemsize  # the pixels of a row are apart, as with channels last
+    apart = read_again and abs(image.strides[-1]) > image.itemsize  # pixels of a row are apart: channels last
     short = closest and axes[-1].kernel <= SHORT_ROW
     view_of = _view_of_columns(image, columns, axes)
     views = [(_unfold_view, limit) for limit in dict.fromkeys((view_of.most, prod(view_of.of_blocks)))]
