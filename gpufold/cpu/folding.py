@@ -70,14 +70,13 @@ def fold_algorithms(
     Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
     cells, which cut a block's rows at multiples of the stride. Few elements are added by index.
     """
-    plan = plan_of(axes)
-    moved = fused.move or plan.once or plan.apart
+    moved = fused.move or plan_of(axes).apart
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
         return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
     size = sum_dtype(image.dtype).itemsize
-    narrow = columns.itemsize < size
+    narrow, converted = image.itemsize < size, columns.itemsize < size
     limit = tiles.TILE_ELEMENTS
-    if narrow:  # whole planes that are converted at once
+    if converted:  # whole planes at once
         plane = image.size // max(1, prod(image.shape[:2]))
         limit = min(limit // 2, max(plane, tiles.pixels_of(WIDENED, columns, image)))
     most = max(1, min(image.size, 4 * limit // size))  # NumPy may copy what it adds to in place
@@ -86,7 +85,7 @@ def fold_algorithms(
         return [(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)]
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
-    kept = max(cached // ((1 + narrow) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
+    kept = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
     by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
     if adds_rows(columns, axes) and plan_of(axes, True).turned[-1]:
         return [by_cells]
