@@ -45,12 +45,15 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
 
 @lru_cache(maxsize=256)
 def _split_batch(geometry: SpaceGeometry) -> tuple[Size, Size, Size, tuple[Axis, ...]]:
-    """Return what `_split_blocks` returns, for (prod(block)*B, *D)."""
-    rank, axes = len(geometry.axes), geometry.axes
+    """Return what `_split_blocks` returns, for (prod(block)*B, *D); a first axis of one block per pixel is channels."""
+    first, *rest = geometry.axes
+    by_plane = bool(rest) and first.kernel == 1 and first.pad_begin == first.pad_end == 0
+    channels, axes = (first.size, tuple(rest)) if by_plane else (1, geometry.axes)
+    rank = len(axes)
     return (
-        (*geometry.block_shape, geometry.batch, 1, *geometry.num_blocks),
+        (*(axis.kernel for axis in axes), geometry.batch, channels, *(axis.blocks for axis in axes)),
         (rank, rank + 1, *range(rank), *range(rank + 2, 2 * rank + 2)),
-        (geometry.batch, 1, *(axis.size for axis in axes)),
+        (geometry.batch, channels, *(axis.size for axis in axes)),
         axes,
     )
 
