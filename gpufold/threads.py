@@ -13,7 +13,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from queue import SimpleQueue
 from threading import RLock, get_ident, get_native_id
@@ -210,31 +210,37 @@ class _Trial:
         self.best = self.seconds.index(min(self.seconds))
 
 
-_trial_of = lru_cache(maxsize=256)(lambda choices, *kind: _Trial(choices))
-
-
 def is_short(size: int) -> bool:
     """Return whether a call of `size` bytes uses one thread."""
     return size < 2 * THREAD_BYTES
 
 
-def on_threads(kind: tuple[Any, ...], size: int, work: Callable[..., None], *ways: tuple[Any, ...]) -> None:
-    """Call work(threads, *way) on arrays of `size` bytes, with the fastest of the ways and of one thread or all.
+class Ways:
+    """Ways to compute the calls of one kind, the likely fastest first."""
 
-    The fastest is measured, because it depends on the machine: on the wake-up of threads, the interpreter lock and
-    caches. Short calls and calls too large for a trial take the first way.
-    """
-    ways = ways or ((),)
-    short = is_short(size)
-    most = 1 if short else min(get_num_threads(), size // THREAD_BYTES)
-    choices = len(ways) * (2 if most > 1 else 1)
-    if choices == 1 or short or size > MOST_TRIED:
-        return work(most, *ways[0])
-    trial = _trial_of(choices, most, kind)
-    choice = trial.choose()
-    start = perf_counter()
-    work(most if choice < len(ways) else 1, *ways[choice % len(ways)])
-    trial.took(choice, perf_counter() - start)
+    __slots__ = ("_trials", "all")
+
+    def __init__(self, *ways: tuple[Any, ...]) -> None:
+        self.all = ways or ((),)
+        self._trials: dict[int, _Trial] = {}
+        """A trial for each number of threads."""
+
+    def run(self, size: int, work: Callable[..., None]) -> None:
+        """Call work(threads, *way) on arrays of `size` bytes, with the fastest of the ways and of one thread or all.
+
+        The fastest is measured, because it depends on the machine: on the wake-up of threads, the interpreter lock and
+        caches. Short calls and calls too large for a trial take the first way.
+        """
+        ways, short = self.all, is_short(size)
+        most = 1 if short else min(get_num_threads(), size // THREAD_BYTES)
+        choices = len(ways) * (2 if most > 1 else 1)
+        if choices == 1 or short or size > MOST_TRIED:
+            return work(most, *ways[0])
+        trial = self._trials.get(most) or self._trials.setdefault(most, _Trial(choices))
+        choice = trial.choose()
+        start = perf_counter()
+        work(most if choice < len(ways) else 1, *ways[choice % len(ways)])
+        trial.took(choice, perf_counter() - start)
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], most: int = MOST_THREADS) -> None:

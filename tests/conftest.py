@@ -112,9 +112,8 @@ def way(request, monkeypatch):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "last" in request.param:
-        monkeypatch.setattr(
-            folding, "on_threads", lambda kind, size, work, *ways: threads.on_threads(kind, size, work, *ways[-1:])
-        )
+        run = threads.Ways.run
+        monkeypatch.setattr(threads.Ways, "run", lambda ways, *call: run(threads.Ways(ways.all[-1]), *call))
     if "tiled" in request.param:
         monkeypatch.setenv("OMP_NUM_THREADS", "5" if "flat" in request.param else "2")
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)

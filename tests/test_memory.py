@@ -18,7 +18,7 @@ from cases import FUSIONS, Case, SpaceCase, assert_same_bits, fold, peak_of, unf
 from executors import LAYOUTS, call_of
 
 import gpufold
-from gpufold import keeping
+from gpufold import keeping, threads
 from gpufold.cpu import folding, runs, tiles
 from gpufold.cpu.arithmetic import ROUNDED
 from gpufold.elements import sum_dtype
@@ -125,7 +125,7 @@ def test_every_way_to_add_long_rows_needs_8_mb(way, dtype, size, side, stride, r
     blocks = gpufold.array_to_blocks(array, side, strides=stride)
     options = {"strides": stride, "reduction": reduction}
     want = gpufold.blocks_to_array(blocks, size, side, **options)
-    monkeypatch.setattr(folding, "on_threads", lambda kind, size, work, *ways: work(1, *ways[way % len(ways)]))
+    monkeypatch.setattr(threads.Ways, "run", lambda ways, size, work: work(1, *ways.all[way % len(ways.all)]))
     out, rank = np.empty((size[0], size[1] + 1, *size[2:]), dtype)[:, 1:], len(side)
     taps_apart = np.ascontiguousarray(np.moveaxis(blocks, -rank, 1))
     for given in (blocks, np.moveaxis(taps_apart, 1, -rank)):

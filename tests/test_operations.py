@@ -18,6 +18,7 @@ from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.runs import fold_copied
 from gpufold.elements import WIDER, average_dtype, narrowed, shifted_back, widened
 from gpufold.geometry import Axis, SlidingGeometry
+from gpufold.threads import Ways
 
 LARGE_CASES = (
     Case("large-3x3", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16),
@@ -56,7 +57,7 @@ def test_planes_of_large_problems_are_what_each_is_alone_by_cells(case, dtype, i
         window = np.where(np.arange(rows) % 3 == 1, np.inf, -1).reshape(case.kernel_size).astype(np.float32)
         columns = np.abs(columns).astype(dtype) + dtype(1)
     got = fold(case, columns, window=window)
-    monkeypatch.setattr(folding, "fold_algorithms", lambda columns, *_: [(columns.size, fold_cells)])
+    monkeypatch.setattr(folding, "ways_to_fold", lambda columns, *_: Ways((columns.size, fold_cells)))
     for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
         part = columns[batch : batch + 1, channel * rows : (channel + 1) * rows]
         assert_same_bits(got[batch, channel], fold(replace(case, batch=1, channels=1), part, window=window)[0, 0], case)
@@ -65,7 +66,7 @@ def test_planes_of_large_problems_are_what_each_is_alone_by_cells(case, dtype, i
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
 def test_a_copy_of_a_single_pixel_is_summed_in_order(dtype, monkeypatch):
     """NumPy sums along its innermost axis in pairs: that must not be the axis of the taps."""
-    monkeypatch.setattr(folding, "fold_algorithms", lambda columns, *_: [(columns.size, fold_copied)])
+    monkeypatch.setattr(folding, "ways_to_fold", lambda columns, *_: Ways((columns.size, fold_copied)))
     case = Case("single-pixel", (1, 1), (200, 1), 1, 1, (199, 0), (199, 0), batch=1, channels=1)
     columns = (np.random.default_rng(0).standard_normal((2, *case.columns_shape)) * 1e3).astype(dtype)
     columns = columns[0] + (1j * columns[1] if columns.dtype.kind == "c" else 0)

@@ -193,13 +193,13 @@ def test_calls_of_a_kind_are_made_as_they_take_less_time(fastest, ways, count, m
     def call(times, size=2 * threads.THREAD_BYTES):
         made.clear()
         for _ in range(times):
-            threads.on_threads(kind, size, work, *[(way,) for way in range(ways)])
+            kind.run(size, work)
         return made
 
     gpufold.set_num_threads(count)
     monkeypatch.setattr(threads, "MOST_TRIED", 1 << 28)
     monkeypatch.setattr(threads, "perf_counter", lambda: now[0])
-    kind, choices = (object(),), len(tried)
+    kind, choices = threads.Ways(*[(way,) for way in range(ways)]), len(tried)
     ranked = [best, *(each for each in tried if each != best)]
     first = [tried[0], *tried, *ranked[: max(2, choices // 2)], *ranked[: max(2, choices // 4)]]
     assert call(len(first)) == first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from gpufold.elements import can_shift, is_narrow, shifted, sum_dtype, widened
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
 from gpufold.keeping import kept
-from gpufold.threads import for_each, is_short, on_threads
+from gpufold.threads import Ways, for_each, is_short
 
 Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
@@ -62,17 +62,15 @@ def _layout(source: Array, result: Array, axes: tuple[Axis, ...], how: Any) -> t
 
 
 @partial(kept, by=_layout)
-def fold_algorithms(
-    columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic
-) -> list[tuple[int, Algorithm]]:
-    """Return candidate algorithms, each with the most pixels of a tile, the likeliest first.
+def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> Ways:
+    """Return candidate algorithms, each with the most pixels of a tile.
 
     Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
     cells, which cut a block's rows at multiples of the stride. Few elements are added by index.
     """
     moved = fused.move or plan_of(axes).apart
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
-        return [(tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed)]
+        return Ways((tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed))
     size = sum_dtype(image.dtype).itemsize
     narrow, converted = image.itemsize < size, columns.itemsize < size
     limit = tiles.TILE_ELEMENTS
@@ -82,20 +80,21 @@ def fold_algorithms(
     most = max(1, min(image.size, 4 * limit // size))  # NumPy may copy what it adds to in place
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
-        return [(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)]
+        return Ways(*[(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)])
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
     kept = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
     by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
     if adds_rows(columns, axes) and plan_of(axes, True).turned[-1]:
-        return [by_cells]
+        return Ways(by_cells)
     long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
-    return [by_cells, *by_runs] if long_cells else [*by_runs, by_cells]
+    return Ways(by_cells, *by_runs) if long_cells else Ways(*by_runs, by_cells)
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
-    if fused.move and is_short(max(columns.nbytes, image.nbytes)):
+    size = max(columns.nbytes, image.nbytes)
+    if fused.move and is_short(size):
         return ways_to_move(axes, image.itemsize)[0](columns, image, axes, None)
 
     def on(threads: int, limit: int, algorithm: Algorithm) -> None:
@@ -103,7 +102,7 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArith
 
     with nullcontext() if fused.move else np.errstate(all="ignore"):
         # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        _on_threads(on, fold_algorithms(columns, image, axes, fused), columns, image, axes, fused)
+        ways_to_fold(columns, image, axes, fused).run(size, on)
 
 
 def _fold_tile(
@@ -140,29 +139,11 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
             shorten_buffers(columns)
-        algorithms = _unfold_algorithms(image, columns, axes, weights)
-        if not algorithms:
-            return unfold_indexed(image, columns, axes, spread(weights, columns))
 
         def on(threads: int, algorithm: _UnfoldAlgorithm, limit: int) -> None:
             algorithm(image, columns, axes, weights, threads, limit)
 
-        _on_threads(on, algorithms, image, columns, axes, weights)
-
-
-def _on_threads(
-    on: Callable[..., None],
-    algorithms: Sequence[tuple[Any, ...]],
-    source: Array,
-    result: Array,
-    axes: tuple[Axis, ...],
-    how: Any,
-) -> None:
-    """Call on(threads, *algorithm) with the fastest algorithm for calls with this layout."""
-    size = max(source.nbytes, result.nbytes)
-    if is_short(size):
-        return on(1, *algorithms[0])
-    on_threads(_layout(source, result, axes, how), size, on, *algorithms)
+        _ways_to_unfold(image, columns, axes, weights).run(max(columns.nbytes, image.nbytes), on)
 
 
 _UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
@@ -170,6 +151,10 @@ _UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | 
 
 
 @partial(kept, by=_layout)
+def _ways_to_unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> Ways:
+    return Ways(*(_unfold_algorithms(image, columns, axes, weights) or [(_unfold_indexed, 0)]))
+
+
 def _unfold_algorithms(
     image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
 ) -> list[tuple[_UnfoldAlgorithm, int]]:
@@ -196,6 +181,12 @@ def _unfold_algorithms(
     view_of = _view_of_columns(image, columns, axes)
     views = [(_unfold_view, limit) for limit in dict.fromkeys((view_of.most, prod(view_of.of_blocks)))]
     return [*(by_taps if short else ()), *(copied if apart else ()), *views]
+
+
+def _unfold_indexed(
+    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, limit: int
+) -> None:
+    unfold_indexed(image, columns, axes, spread(weights, columns))
 
 
 def _unfold_tiles(

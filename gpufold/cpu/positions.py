@@ -30,7 +30,8 @@ from gpufold.cpu.fused import Weights, weights_of_block
 from gpufold.cpu.tiles import parts_of
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
-from gpufold.threads import for_each, on_threads
+from gpufold.keeping import kept
+from gpufold.threads import Ways, for_each
 from gpufold.weights import least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
@@ -49,6 +50,12 @@ PADDED_BYTES, BLOCK_BYTES = 1 << 22, 1 << 16
 
 FEW_ELEMENTS, FEW_BEYOND = 800, 8
 """Most elements of a block beyond the border that is extracted by index; most that are faster extracted one by one."""
+
+
+@kept
+def _ways_for(*kind: Any) -> Ways:
+    """Return the single way of a kind of calls, on one thread or all."""
+    return Ways()
 
 
 def add_blocks(
@@ -100,7 +107,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
         for_each(_add_to_tile, [(blocks, array, weights, scatters, origin, positions, part) for part in cut], threads)
 
-    on_threads((_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides), blocks.nbytes, on)
+    _ways_for(_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides).run(blocks.nbytes, on)
 
 
 def _add_to_tile(
@@ -265,7 +272,7 @@ def _take(
     with np.errstate(all="ignore"):
         if weights is not None:  # copies use no ufunc
             shorten_buffers(blocks)
-        on_threads(kind, blocks.nbytes, on)
+        _ways_for(*kind).run(blocks.nbytes, on)
 
 
 def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int) -> tuple[Array, Array] | None:
