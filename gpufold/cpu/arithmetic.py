@@ -103,13 +103,14 @@ def copy_rows(elements: Array, copy: Array) -> None:
     if elements.size > MANY_ELEMENTS and elements.ndim > 1 and elements.dtype == copy.dtype:
         size, shape = elements.itemsize, elements.shape
         (_, axis), *_ = apart = sorted([(abs(step), n) for n, step in enumerate(copy.strides) if shape[n] > 1])
-        together = elements.strides[axis] == copy.strides[axis] == size and not elements.dtype.hasobject
+        contiguous = elements.strides[axis] == size
+        together = contiguous and copy.strides[axis] == size and not elements.dtype.hasobject
         if together and size * shape[axis] <= LONG_ROW:
             row = dtype_of_row(size * shape[axis])
             copy.swapaxes(axis, -1).view(row)[...] = elements.swapaxes(axis, -1).view(row)
             return
         short = [axis for _, axis in takewhile(lambda each: size * shape[each[1]] <= SHORT_ROW, apart)]
-        if short and prod(shape[axis] for axis in short) <= MANY_PLACES:
+        if short and not contiguous and prod(shape[axis] for axis in short) <= MANY_PLACES:
             places: list[Iterable[Any]] = [range(extent) if n in short else (ALL,) for n, extent in enumerate(shape)]
             for some, part in runs_of(elements, copy):
                 for place in product(*places):
