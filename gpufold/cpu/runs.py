@@ -245,7 +245,15 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     sums: Array = np.zeros((separate, *(axis.stride for axis in axes), layout.run), dtype)
     cells, direct = _view(sums, layout.sums), layout.direct and image.flags.c_contiguous
     shape = (separate, together, *columns.shape[2:])
-    weights = None if weights is None else np.broadcast_to(weights[0, 0], shape)
+    weighed = None
+    if weights is not None:
+        first: Index = (0, 0, ..., *(0,) * len(axes))
+        of_tap = weights[first].reshape(-1, 1)
+        if np.isfinite(of_tap).all():  # so zeros between blocks stay zero: all places of a tap are one loop
+            places = copied[:, layout.copy[0] :].view(copied.real.dtype)
+            weighed, weights = (places.reshape(separate, len(of_tap), -1, copy=False), of_tap), None
+        else:
+            weights = np.broadcast_to(weights[0, 0], shape)
     rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
 
     def rows(part: Array) -> Array:
@@ -263,8 +271,10 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
                 scratch[...] = terms
                 terms = scratch
             terms = terms.reshape(shape)
-            for place, some, factors in copies:
-                multiply(terms[some].reshape(place.shape), factors, place)
+            for place, some, weight in copies:
+                multiply(terms[some].reshape(place.shape), weight, place)
+            if weighed is not None:
+                np.multiply(*weighed, weighed[0], casting="unsafe")
             for beyond in zeros:
                 beyond[...] = zero
             into = pixels[few].reshape(separate, together, *pixels.shape[1:], copy=False)
