@@ -1,4 +1,4 @@
-"""A cache for results that depend on sizes alone, limited in bytes over all functions."""
+"""A cache for results that depend on sizes, or on small windows, limited in bytes over all functions."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ def _bytes_of(result: Any) -> int:
     """Return about how many bytes a value takes."""
     if isinstance(result, tuple):
         return _OBJECT_BYTES + sum([_OBJECT_BYTES if type(each) in _PLAIN else _bytes_of(each) for each in result])
-    return int(getattr(result, "nbytes", _OBJECT_BYTES))
+    return len(result) if isinstance(result, bytes) else int(getattr(result, "nbytes", _OBJECT_BYTES))

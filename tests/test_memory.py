@@ -302,7 +302,8 @@ def test_what_is_kept_of_all_sizes_is_bounded():
             strides = [rng.choice((1, 2, taps)) for taps in kernel]
             size = [(n - 1) * step + taps for n, step, taps in zip(blocks, strides, kernel, strict=True)]
             columns = gpufold.im2col(np.ones((1, *size), np.float32), kernel, strides=strides)
-            gpufold.col2im(columns, size, kernel, strides=strides, reduction="mean", fill_value=0)
+            window = tuple([rng.random() + np.ones(taps) for taps in kernel]) if rng.random() < 0.5 else None
+            gpufold.col2im(columns, size, kernel, strides=strides, reduction="mean", window=window, fill_value=0)
 
     assert kept_by(calls) < 16_000_000
     assert keeping._bytes <= keeping.KEPT_BYTES

@@ -278,6 +278,24 @@ def test_arguments_that_look_alike_are_told_apart_after_a_call_with_one_of_them(
         gpufold.im2col(signal, (2,), strides=2, variant=memoryview(np.str_("auto")).tobytes())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_averages_are_divided_by_what_a_window_is_now(dtype):
+    """Divisors are kept by the contents of small windows: the mean of equal blocks is their element for any other."""
+    blocks, window = np.full((1, 5, 4, 3, 2), 7, dtype), np.zeros((3, 2), dtype)
+    for weights in (1, [[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 9], [5, 6]], [[6, 5], [4, 3], [2, 1]]):
+        window[:] = weights
+        axes = window[:, 0], window[1]
+        weighted = blocks * np.multiply.outer(*axes)
+        for given, reduction, terms in (
+            (window, "mean", blocks),
+            (axes, "mean", blocks),
+            (axes, "least_squares", weighted),
+            (window, "least_squares", blocks * window),
+        ):
+            got = gpufold.blocks_to_array(terms, (1, 7, 5), (3, 2), reduction=reduction, window=given)
+            np.testing.assert_allclose(got, 7, rtol=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------
 # Narrow windows: what a tile covers with weights other than zero is never lost, though their product is tiny
 

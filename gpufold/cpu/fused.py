@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from gpufold.elements import ELEMENT_TYPES, is_string
 from gpufold.geometry import Axis, Size
 from gpufold.keeping import kept
 from gpufold.weights import counted, product_of
+
+KEPT_BYTES = 1 << 17
+"""Most bytes of a window, and of the divisors of a plane, that are kept for further calls."""
 
 Weights: TypeAlias = tuple[Array, ...] | None
 """The weights of a window, as `gpufold.windows.as_weights` returns them."""
@@ -72,11 +75,27 @@ def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> Non
     """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
     known = fused.divisors.get(axes)
     if known is None:
-        dtype, plain = ELEMENT_TYPES[total.dtype.name].weight, fused.weights is None
-        known = _counted(axes, dtype) if plain else _covered(_sums_of_weights(axes, fused), axes)
+        if fused.weights is None:
+            known = _counted(axes, ELEMENT_TYPES[total.dtype.name].weight)
+        else:
+            size = max(fused.weights.nbytes, fused.weights.itemsize * prod(axis.size for axis in axes))
+            known = (_known_divisors if size <= KEPT_BYTES else _divisors)(axes, fused)
         fused.divisors.clear()
         fused.divisors[axes] = known
     divide(total, *known, total)
+
+
+def _divisors(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Array, Array | None]:
+    return _covered(_sums_of_weights(axes, fused), axes)
+
+
+def _by_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Any, ...]:
+    """Return what divisors depend on."""
+    weights = fused.by_axis or (fused.weights,)
+    return axes, fused.reduction, *[(each.dtype, each.shape, each.tobytes()) for each in weights if each is not None]
+
+
+_known_divisors = kept(_divisors, by=_by_weights)
 
 
 @kept
