@@ -14,7 +14,17 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round_into, shorten_buffers, spread
+from gpufold.cpu.arithmetic import (
+    ALL,
+    Array,
+    Index,
+    copy_and_multiply,
+    copy_rows,
+    multiply,
+    round_into,
+    shorten_buffers,
+    spread,
+)
 from gpufold.cpu.cells import (
     adds_rows,
     fold_cells,
@@ -179,7 +189,11 @@ def _unfold_algorithms(
     apart = read_again and abs(image.strides[-1]) > image.itemsize  # pixels of a row are apart: channels last
     short = closest and axes[-1].kernel <= SHORT_ROW
     view_of = _view_of_columns(image, columns, axes)
-    views = [(_unfold_view, limit) for limit in dict.fromkeys((view_of.most, prod(view_of.of_blocks)))]
+    whole = prod(view_of.of_blocks)
+    if weights is None:
+        views = [(_unfold_view, limit) for limit in dict.fromkeys((view_of.most, whole))]
+    else:
+        views = [(way, whole) for way in (_unfold_weighed, _unfold_view)[:: -1 if len(axes) == 1 else 1]]
     return [*(by_taps if short else ()), *(copied if apart else ()), *views]
 
 
@@ -221,14 +235,20 @@ def _unfold_padded(
         some = image[part]
         few = padded[: len(some), : some.shape[1]]
         copy_rows(some, few[inside])
-        _unfold_view(few, columns[part], whole, weights, threads)
+        _unfold_view(few, columns[part], whole, weights, threads, weigh=copy_and_multiply)
         unused.append(padded)
 
     for_each(copy, [(part, 1 if apart else threads) for part in parts], threads if apart else 1)
 
 
 def _unfold_view(
-    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int | None = None
+    image: Array,
+    columns: Array,
+    axes: tuple[Axis, ...],
+    weights: Array | None,
+    threads: int,
+    most: int | None = None,
+    weigh: Callable[..., None] = multiply,
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, in the columns' shape."""
     view_of = _view_of_columns(image, columns, axes)
@@ -239,7 +259,10 @@ def _unfold_view(
     arrays = [array for array in (view, spread(weights, columns), columns) if array is not None]
     parts = view_of.parts(view_of.most if most is None else most, threads)
     copied = [tuple([array[part] for array in arrays]) for part in parts]
-    for_each(copy_rows if weights is None else multiply, copied, threads)
+    for_each(copy_rows if weights is None else weigh, copied, threads)
+
+
+_unfold_weighed = partial(_unfold_view, weigh=copy_and_multiply)
 
 
 def _view_of_columns(image: Array, columns: Array, axes: tuple[Axis, ...]) -> _View:
