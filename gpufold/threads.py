@@ -33,6 +33,9 @@ THREAD_BYTES, MOST_TRIED = 1 << 19, 1 << 28
 AGAIN, WORTH = 32, 2
 """One of so many calls tries another choice again, if that took less than so many times the least time."""
 
+PREPARED = 2e-3
+"""Seconds that may be due to the preparations of a choice's first call."""
+
 _c: Any = None
 """The C library's locks."""
 _wait: Any = None
@@ -177,25 +180,28 @@ class _Together:
 class _Trial:
     """The seconds that calls of one kind take with each choice."""
 
-    __slots__ = ("best", "calls", "seconds")
+    __slots__ = ("best", "calls", "rounds", "seconds", "turns")
 
     def __init__(self, choices: int) -> None:
         self.best, self.calls, self.seconds = 0, 0, [inf] * choices
+        self.turns: list[int] = [0, *range(choices)]
+        """The choices of the first calls, in order; that of the very first call, which gets its memory from the system,
+        is tried again."""
+        self.rounds = iter([(choices, PREPARED), (max(2, choices // 2), inf), (max(2, choices // 4), inf)])
+        """How many choices are tried again after these, and how many seconds slower than the best they may be."""
 
     def choose(self) -> int:
-        """Return a choice for the next call: each in turn, the better half and quarter again, then mostly the best.
+        """Return a choice for the next call: all in turn, twice if short, the better half and quarter, then the best.
 
-        The choice of the first call is tried again, because that call gets its memory from the system.
+        Others are tried again from time to time.
         """
         number, self.calls, count = self.calls, self.calls + 1, len(self.seconds)
-        turn = number - 1
-        if turn < count:
-            return max(0, turn)
-        turn -= count
-        for few in (max(2, count // 2), max(2, count // 4)):
-            if turn < few:
-                return sorted(range(count), key=self.seconds.__getitem__)[turn]
-            turn -= few
+        if number == len(self.turns) and (again := next(self.rounds, None)):
+            most = self.seconds[self.best] + again[1]
+            ranked = sorted(range(count), key=self.seconds.__getitem__)[: again[0]]
+            self.turns += [each for each in ranked if self.seconds[each] <= most]
+        if number < len(self.turns):
+            return self.turns[number]
         other = number // AGAIN % count if number % AGAIN == AGAIN - 1 else self.best
         if self.seconds[other] < WORTH * self.seconds[self.best]:
             return other
