@@ -8,6 +8,7 @@ from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
+from gpufold.cores import cache_bytes
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Segment, groups_of, groups_phases, plan_of, segments_of
@@ -15,6 +16,9 @@ from gpufold.keeping import kept
 
 LONG_CELL = 32
 """Least bytes of a cell whose phases are likely to be copied faster together than one by one."""
+
+MOVED_BYTES = 4 * cache_bytes()
+"""Bytes of the pixels of a tile of an image that is only moved, if it has more than twice as many."""
 
 LARGE_BLOCK = 1 << 10
 """Least taps of a block that is added in whole rows: by blocks along the last axis."""
@@ -152,18 +156,17 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
         add_pairs(piece.of(image), columns, weights, piece.pairs)
 
 
-def _last_split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    return tuple([number for number, axis in enumerate(axes) if axis.stride > 1][-1:])
+def _split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple([number for number, axis in enumerate(axes) if axis.stride > 1])
 
 
-def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, apart: bool) -> None:
+def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, apart: slice) -> None:
     """Copy columns that do not overlap into an image and write each of its elements.
 
-    All phases of a cell move at once or, if `apart`, one after another along the last axis with a stride. The caller of
-    a sum adds +0: sums start from it, and are never -0.0.
+    Of the axes with a stride, the phases along those in `apart` are copied one after another, and all phases of a cell
+    along the others at once. The caller of a sum adds +0: sums start from it, and are never -0.0.
     """
-    separate = _last_split(axes) if apart else ()
-    order, pieces = cell_way(axes, False, separate, True)
+    order, pieces = cell_way(axes, False, _split(axes)[apart], True)
     columns = columns.transpose(order)
     weights = None if weights is None else weights.transpose(order)
     if not plan_of(axes).once:
@@ -174,17 +177,29 @@ def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array |
             multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
 
 
-move_together, move_apart = partial(_move, apart=False), partial(_move, apart=True)
+MOVES = _together, _last_apart, _all_apart = [partial(_move, apart=some) for some in (slice(0), slice(-1, None), ALL)]
 
 
 @kept
-def ways_to_move(axes: tuple[Axis, ...], size: int) -> tuple[Callable[..., None], ...]:
-    """Return the ways to copy elements of `size` bytes into an image, the likely fastest first."""
-    split = _last_split(axes)
-    if not split or axes[split[0]].stride >= LONG_STRIDE:
-        return (move_together,)
-    cell = size * prod(axis.size for axis in axes[split[0] + 1 :]) * axes[split[0]].stride
-    return (move_apart, move_together) if cell < LONG_CELL else (move_together, move_apart)
+def ways_to_move(
+    shape: Size, strides: Size, axes: tuple[Axis, ...], pixels: int, itemsize: int
+) -> tuple[tuple[int, Callable[..., None]], ...]:
+    """Return the ways to copy columns into an image of some pixels, each with the most pixels of a tile.
+
+    The likely fastest is first. If the blocks along the last axis are not the closest, it may be to copy the phases one
+    after another along all axes, because every copy then reads what is contiguous. Large images may be faster in tiles.
+    """
+    split = _split(axes)
+    if not split or axes[split[-1]].stride >= LONG_STRIDE:
+        ways = [_together]
+    else:
+        some = [*range(2), *range(2 + len(axes), len(shape))]
+        closest = min((abs(strides[number]) for number in some if shape[number] > 1), default=0)
+        cell = itemsize * prod(axis.size for axis in axes[split[-1] + 1 :]) * axes[split[-1]].stride
+        ways = [_last_apart, _together] if cell < LONG_CELL else [_together, _last_apart]
+        ways += [_all_apart] * (len(split) > 1 and abs(strides[-1]) > closest)
+    tile = MOVED_BYTES // max(1, itemsize)
+    return *((pixels, way) for way in ways), *((tile, way) for way in ways[:1] if 2 * tile < pixels)
 
 
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

@@ -26,10 +26,9 @@ from gpufold.cpu.arithmetic import (
     spread,
 )
 from gpufold.cpu.cells import (
+    MOVES,
     adds_rows,
     fold_cells,
-    move_apart,
-    move_together,
     taps_are_closest,
     unfold_cells,
     ways_to_move,
@@ -90,7 +89,8 @@ def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: Fu
     most = max(1, min(image.size, 4 * limit // size))  # NumPy may copy what it adds to in place
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
-        return Ways(*[(most if scratch else max(1, image.size), way) for way in ways_to_move(axes, image.itemsize)])
+        pixels = most if scratch else max(1, image.size)
+        return Ways(*ways_to_move(columns.shape, columns.strides, axes, pixels, image.itemsize))
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
     kept = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
@@ -105,7 +105,8 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArith
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
     size = max(columns.nbytes, image.nbytes)
     if fused.move and is_short(size):
-        return ways_to_move(axes, image.itemsize)[0](columns, image, axes, None)
+        (_, move), *_ = ways_to_move(columns.shape, columns.strides, axes, image.size, image.itemsize)
+        return move(columns, image, axes, None)
 
     def on(threads: int, limit: int, algorithm: Algorithm) -> None:
         tiles.on_tiles(threads, limit, _fold_tile, columns, image, axes, algorithm, fused)
@@ -121,7 +122,7 @@ def _fold_tile(
     if fused.move:
         return algorithm(columns, image, axes, None)
     accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
-    narrow, moves = accumulator != image.dtype, algorithm in (move_together, move_apart)
+    narrow, moves = accumulator != image.dtype, algorithm in MOVES
     if narrow and moves and weights is None and not fused.accumulate and columns.dtype == image.dtype:
         bits = np.dtype(f"u{image.itemsize}")
         words = image.view(bits)
