@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
@@ -86,7 +87,7 @@ def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> Non
 
 
 def _divisors(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Array, Array | None]:
-    return _covered(_sums_of_weights(axes, fused), axes)
+    return _repeated(axes, lambda few: _sums_of_weights(few, fused))
 
 
 def _by_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Any, ...]:
@@ -101,11 +102,31 @@ _known_divisors = kept(_divisors, by=_by_weights)
 @kept
 def _counted(axes: tuple[Axis, ...], dtype: str) -> tuple[Array, Array | None]:
     """Return how many taps land on each pixel of a plane, as `_covered` returns divisors."""
-    counts = [_counts(axis) for axis in axes]
-    most = prod(int(count.max()) for count in counts)
-    exact = dtype if most <= 1 << np.finfo(dtype).nmant else "float64"
-    shares = [count.astype(exact) for count in counts]
-    return _covered(reduce(np.multiply.outer, shares).astype(dtype, copy=False), axes)
+
+    def counted(few: tuple[Axis, ...]) -> Array:
+        counts = [_counts(axis) for axis in few]
+        most = prod(int(count.max()) for count in counts)
+        exact = dtype if most <= 1 << np.finfo(dtype).nmant else "float64"
+        return reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
+
+    return _repeated(axes, counted)
+
+
+def _repeated(axes: tuple[Axis, ...], divisors_of: Callable[[tuple[Axis, ...]], Array]) -> tuple[Array, Array | None]:
+    """Return the divisors of a plane, as `_covered` does, from those of a plane of few blocks.
+
+    Where all blocks exist that may reach a pixel, those a stride apart are reached by the same taps.
+    """
+    firsts = [max(0, axis.dilated_kernel - axis.stride - axis.pad_begin) for axis in axes]
+    ends = [min(axis.size, axis.blocks * axis.stride - axis.pad_begin) for axis in axes]
+    counts = [max(0, (end - first) // axis.stride - 1) for axis, first, end in zip(axes, firsts, ends, strict=True)]
+    few = tuple([axis._replace(size=axis.size - count * axis.stride) for axis, count in zip(axes, counts, strict=True)])
+    divisor, bare = _covered(divisors_of(few), few)
+    for number in reversed(range(len(axes))):  # rows are lengthened while they are few
+        axis, first, count = axes[number], firsts[number], counts[number]
+        divisor = _lengthened(divisor, number, first, axis.stride, count)
+        bare = bare if bare is None else _lengthened(bare, number, first, axis.stride, count)
+    return divisor, bare
 
 
 def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
@@ -129,14 +150,9 @@ def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array 
     return divisor, bare if bare.any() else None
 
 
+@kept
 def _counts(axis: Axis) -> Array:
     """Count the taps that land on each pixel of an axis."""
-    few, first, count = _shortened(axis)
-    return _lengthened(_few_counts(few), 0, first, axis.stride, count)
-
-
-@kept
-def _few_counts(axis: Axis) -> Array:
     return _folded(np.ones(axis.kernel, np.int32), (axis,))
 
 
@@ -156,27 +172,12 @@ def _sums_of_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> Array:
 
 def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     """Fold one plane of equal blocks."""
-    few, firsts, counts = zip(*map(_shortened, axes), strict=True)
-    rank, blocks = len(axes), tuple(axis.blocks for axis in few)
+    rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
-    image: Array = np.empty((1, 1, *(axis.size for axis in few)), weights.dtype)
-    (fold_indexed if are_few(columns.size, few) else fold_cells)(columns, image, few, None)
+    image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
+    (fold_indexed if are_few(columns.size, axes) else fold_cells)(columns, image, axes, None)
     plane: Array = image[0, 0]
-    for number, (axis, first, count) in enumerate(zip(axes, firsts, counts, strict=True)):
-        plane = _lengthened(plane, number, first, axis.stride, count)
     return plane
-
-
-@kept
-def _shortened(axis: Axis) -> tuple[Axis, int, int]:
-    """Return an axis with fewer blocks, the first pixel of a stride that recurs there, and how often it was removed.
-
-    Where all blocks exist that may reach a pixel, those a stride apart are reached by the same taps.
-    """
-    first = max(0, axis.dilated_kernel - axis.stride - axis.pad_begin)
-    end = min(axis.size, axis.blocks * axis.stride - axis.pad_begin)
-    count = max(0, (end - first) // axis.stride - 1)
-    return axis._replace(size=axis.size - count * axis.stride), first, count
 
 
 def _lengthened(plane: Array, number: int, first: int, stride: int, count: int) -> Array:

@@ -60,7 +60,8 @@ def _tiles(
     cells = (1, 1, *(axis.stride for axis in axes))
     units = tuple(-(-few // cell) * cell for few, cell in zip(lines_of(shape, *strides), cells, strict=True))
     taps, cut = (ALL,) * len(axes), []
-    for pixels in parts_of(shape, limit, units, threads):
+    parts = parts_of(shape, limit, units, threads)
+    for pixels in sorted(parts, key=lambda pixels: [piece.start for piece in pixels[2:]]):  # divisors are used again
         sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
         blocks = (slice(blocks.start, blocks.stop) for _, blocks in sections)
         cut.append(((*pixels[:2], *taps, *blocks), pixels, tuple(axis for axis, _ in sections)))
