@@ -21,8 +21,8 @@ Index: TypeAlias = tuple[Any, ...]
 ALL = slice(None)
 
 LONG_ROW, SHORT_ROW, MANY_PLACES, MANY_ELEMENTS = 512, 16, 32, 1 << 14
-"""Most bytes of a row that is copied as one element, or place by place; most places; elements of an array above which
-that is faster."""
+"""Most bytes of a row that is copied as one element, or place by place, where single bytes count twice; most places;
+elements of an array above which that is faster."""
 
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
@@ -109,7 +109,7 @@ def copy_rows(elements: Array, copy: Array) -> None:
             row = dtype_of_row(size * shape[axis])
             copy.swapaxes(axis, -1).view(row)[...] = elements.swapaxes(axis, -1).view(row)
             return
-        short = [axis for _, axis in takewhile(lambda each: size * shape[each[1]] <= SHORT_ROW, apart)]
+        short = [axis for _, axis in takewhile(lambda each: max(2, size) * shape[each[1]] <= SHORT_ROW, apart)]
         if short and not contiguous and prod(shape[axis] for axis in short) <= MANY_PLACES:
             places: list[Iterable[Any]] = [range(extent) if n in short else (ALL,) for n, extent in enumerate(shape)]
             for some, part in runs_of(elements, copy):
