@@ -219,6 +219,14 @@ def test_calls_of_a_kind_are_made_as_they_take_less_time(fastest, ways, count, m
     assert call(1, threads.MOST_TRIED + 1) == [(0, count)]
 
 
+def test_choices_that_preparations_may_have_made_slow_are_tried_again():
+    trial, seconds, made = threads._Trial(4), [0.0100, 0.0105, 0.0110, 0.05], list[int]()
+    for _ in range(8):
+        made.append(trial.choose())
+        trial.took(made[-1], seconds[made[-1]])
+    assert made == [0, 0, 1, 2, 3, 0, 1, 2]
+
+
 @pytest.mark.parametrize(("allowed", "worth"), [(1, 99), (2, 99), (5, 99), (5, 2)])
 def test_as_many_threads_run_as_are_allowed_and_the_work_is_worth(allowed, worth):
     gpufold.set_num_threads(allowed)
