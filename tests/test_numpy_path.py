@@ -357,7 +357,7 @@ def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
     """They were taken one by one, where none fits into the array."""
-    monkeypatch.delattr(on_positions, "_take_one_by_one")
+    monkeypatch.setattr(on_positions, "_take_one_by_one", lambda *given: pytest.fail(f"{given[-1]} one by one"))
     array, positions = values((2, 2, 5), np.float32), np.random.default_rng(0).integers(-4, 6, (3000, 2))
     got = gpufold.take_blocks(array, positions, (3, 2), mode=mode)
     assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
@@ -369,10 +369,13 @@ def test_blocks_of_an_image_in_any_layout_are_those_of_a_contiguous_copy(dtype, 
     """Whether planes are copied or viewed: calls of this size measure every way, one after another."""
     image, options = values((2, 3, 90, 81), dtype), {"window": window_of(kind, (5, 4), dtype)}
     given, many = in_order(image, order), np.random.default_rng(0).integers(-3, 80, (1000, 2))
+    weights = window_of(kind, (45, 40), dtype)
+    large = partial(gpufold.take_blocks, positions=many[:99], block_shape=(45, 40), window=weights)
     calls = (
         partial(gpufold.array_to_blocks, block_shape=(5, 4), strides=(2, 1), **options),
         partial(gpufold.im2col, kernel_size=(5, 4), strides=(2, 1), pads_begin=(1, 2), **options),
         partial(gpufold.take_blocks, positions=many, block_shape=(5, 4), **options),
+        large,
     )
     for call in calls:
         wanted = call(image)

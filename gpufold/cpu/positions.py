@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from math import prod
 from operator import add, and_, le, sub
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -31,7 +31,7 @@ from gpufold.cpu.tiles import parts_of
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.keeping import kept
-from gpufold.threads import Ways, for_each
+from gpufold.threads import Ways, for_each, get_num_threads
 from gpufold.weights import least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
@@ -41,21 +41,32 @@ AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 16, 1 << 18, 1 << 19
 """Blocks whose positions are compared at a time, indices along all axes that are computed at a time, and bytes that are
 extracted at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, SMALL_BLOCK = 16, 16, 1 << 16
-"""Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks, and
-most bytes of each, that are extracted together."""
+FEW_BLOCKS, MANY_BLOCKS = 16, 16
+"""Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks that are
+extracted from a view of all windows."""
 
-PADDED_BYTES, BLOCK_BYTES = 1 << 22, 1 << 16
-"""Most bytes of a padded array, and of its share for each block beyond the border, which is slow to extract alone."""
+LEAST_EACH, MOST_TOGETHER = 1 << 12, 1 << 17
+"""Least bytes of a block for which extracting each by its own array operation is tried; most for which many are."""
+
+RELEASED = 500
+"""Least elements of an array operation for which NumPy releases the interpreter lock."""
+
+READ_AGAIN, LEAST_ROW = 4, 48
+"""Least ratio of extracted bytes to those of an array whose rows are apart, and least bytes of a row, for which a
+contiguous copy of the array is worthwhile."""
+
+PADDED_BYTES, BLOCK_BYTES, ELEMENT_BYTES = 7 << 20, 1 << 16, 1 << 6
+"""Most bytes of a padded array; bytes that are copied in the time of extracting a block beyond the border alone, and an
+element by index."""
 
 FEW_ELEMENTS, FEW_BEYOND = 800, 8
 """Most elements of a block beyond the border that is extracted by index; most that are faster extracted one by one."""
 
 
 @kept
-def _ways_for(*kind: Any) -> Ways:
-    """Return the single way of a kind of calls, on one thread or all."""
-    return Ways()
+def _ways_for(count: int, *kind: Any) -> Ways:
+    """Return the numbers of the ways of a kind of calls."""
+    return Ways(*[(number,) for number in range(count)])
 
 
 def add_blocks(
@@ -94,7 +105,8 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     narrow = sum_dtype(array.dtype) != array.dtype
     if narrow or (scatters and not _is_indexed(array, rank)):  # copied tile by tile, as far as blocks reach
         size, limit = np.array(array.shape[-rank:]), tiles.TILE_ELEMENTS
-        origin, end = positions.min(0).clip(0, size), positions.max(0).clip(0, size) + blocks.shape[-rank:]
+        origin, end = (np.clip(along, 0, size) for along in _first_and_last(positions))
+        end += blocks.shape[-rank:]
         reached: Index = (..., *map(slice, origin.tolist(), end.tolist()))
         array = array[reached]
         if not array.size:
@@ -102,12 +114,17 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     lead = 0 if scatters else array.ndim - rank  # planes come last if each is a step of its own
     extents = (*array.shape[lead:], *array.shape[:lead])
 
-    def on(threads: int) -> None:
+    def on(threads: int, way: int) -> None:
         planes = array.ndim - lead
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
         for_each(_add_to_tile, [(blocks, array, weights, scatters, origin, positions, part) for part in cut], threads)
 
-    _ways_for(_add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides).run(blocks.nbytes, on)
+    _ways_for(1, _add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides).run(blocks.nbytes, on)
+
+
+def _first_and_last(positions: Array) -> tuple[list[int], list[int]]:
+    """Return the least and the greatest position along each axis: NumPy's reductions of short rows take long."""
+    return [int(along.min()) for along in positions.T], [int(along.max()) for along in positions.T]
 
 
 def _add_to_tile(
@@ -223,63 +240,87 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         _take(array, some, weights, first, call.fusion.mode == "edge", kind)
 
 
+_Share: TypeAlias = tuple[Callable[[Any], None], Any, int]
+"""A function that extracts numbered blocks, the numbers, and how many at a time."""
+
+
 def _take(
     array: Array, blocks: Array, weights: Array | None, positions: Array, nearest: bool, kind: tuple[Any, ...]
 ) -> None:
     """Extract weighted blocks; beyond the array is zero, or its nearest element."""
-    rank = positions.shape[1]
-    side, first, moves = blocks.shape[-rank:], blocks[0], not array.dtype.hasobject
-    many = len(blocks) >= MANY_BLOCKS and first.nbytes <= SMALL_BLOCK and moves
-    few_elements = False
-    windows, indexed, alone = None, np.empty(0, np.intp), np.arange(len(blocks))
-    inside: list[Array] = []
+    rank, first, moves = positions.shape[1], blocks[0], not array.dtype.hasobject
+    side, many = first.shape[-rank:], len(blocks) >= MANY_BLOCKS and moves
+    alone = partial(_take_one_by_one, array, blocks, positions, weights)
+    ways: list[list[list[_Share]]] = [[[(alone, np.arange(len(blocks)), len(blocks))]]]
     if many or nearest:
         room = np.subtract(array.shape[-rank:], side)
-        inside = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
-        outside = reduce(np.logical_or, map(np.not_equal, positions.T, inside))
+        places = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
+        outside = reduce(np.logical_or, map(np.not_equal, positions.T, places))
         if room.min() < 0:
             outside.fill(True)
-        beyond: Array = np.flatnonzero(outside)
+        beyond = np.flatnonzero(outside)
         few_elements = many and first.size <= FEW_ELEMENTS and len(beyond) > FEW_BEYOND
-        if weights is None and moves and len(beyond) and not few_elements:
-            padded = _padded(array, positions, side, nearest, min(PADDED_BYTES, len(beyond) * BLOCK_BYTES))
-            if padded is not None:
-                return _take(padded[0], blocks, None, padded[1], nearest, kind)
-        if many and len(beyond) < len(blocks):  # those beyond the array as far as they lie inside, at first
-            windows = _windows(array, blocks, room, weights is None)
-            alone = alone if windows is None else beyond
+        rows = array.strides[-1] == array.itemsize or blocks.strides[-1] != array.itemsize
+        apart = not rows and side[-1] * array.itemsize >= LEAST_ROW and array.nbytes * READ_AGAIN <= blocks.nbytes
+        if moves and (apart or len(beyond)) and (weights is None or not len(beyond)):
+            beside = ELEMENT_BYTES * first.size if few_elements else BLOCK_BYTES
+            most = PADDED_BYTES if apart else min(PADDED_BYTES, len(beyond) * beside)
+            if padded := _padded(array, positions, side, nearest, most):
+                return _take(padded[0], blocks, weights, padded[1], nearest, kind)
+        most, size, whole = max(1, TAKEN_BYTES // first.nbytes), first.nbytes, len(blocks)
+        rest = (alone, beyond, whole)
         if nearest or few_elements:
-            indexed, alone = beyond, alone[~outside[alone]]
-    most = max(1, TAKEN_BYTES // first.nbytes) if many else len(blocks)
+            rest = (partial(_take_beyond, array, blocks, positions, weights, nearest), beyond, most if many else 1)
+        ways = [[[(alone, np.flatnonzero(~outside), whole), rest]]]
+        if many and len(beyond) < whole and array.ndim + rank <= 64:  # NumPy has at most 64 axes
+            views, ways = partial(_windows, array, blocks, room, weights is None), []
+            if size <= MOST_TOGETHER:
+                ways.append([[(partial(_take_together, *views(most), weights, places), range(whole), most)], [rest]])
+            if size >= LEAST_EACH:
+                each = partial(_take_each, *views(1), weights, places)
+                ways.append([[(each, np.flatnonzero(~outside), whole), rest]])
 
-    def take_windows(windows: tuple[Array, Array], part: slice) -> None:
-        multiply(windows[0][tuple([along[part] for along in inside])], weights, windows[1][part])
-
-    def on(threads: int) -> None:
-        def parts(numbers: range | Array, most: int) -> Iterator[Any]:
-            step = max(1, min(most, -(-len(numbers) // threads)))
-            return (numbers[start : start + step] for start in range(0, len(numbers), step))
-
-        if windows is not None:
-            every = parts(range(len(blocks)), most)
-            for_each(take_windows, [(windows, slice(part.start, part.stop)) for part in every], threads)
-        given = array, blocks, positions, weights
-        if len(indexed):
-            for_each(_take_beyond, [(*given, nearest, part) for part in parts(indexed, most if many else 1)], threads)
-        if len(alone):
-            for_each(_take_one_by_one, [(*given, part) for part in parts(alone, most)], threads)
+    def on(threads: int, way: int) -> None:
+        for shares in ways[way]:
+            parts = list[tuple[Callable[[Any], None], Any]]()
+            for take, numbers, most in shares:
+                step = max(1, min(most, -(-len(numbers) // threads)))
+                parts += [(take, numbers[start : start + step]) for start in range(0, len(numbers), step)]
+            for_each(lambda take, numbers: take(numbers), parts, threads)
 
     with np.errstate(all="ignore"):
         if weights is not None:  # copies use no ufunc
             shorten_buffers(blocks)
-        _ways_for(*kind).run(blocks.nbytes, on)
+        _ways_for(len(ways), *kind).run(blocks.nbytes, on)
+
+
+def _take_together(windows: Array, blocks: Array, weights: Array | None, places: list[Array], numbers: range) -> None:
+    """Extract consecutive blocks in one array operation."""
+    part = slice(numbers.start, numbers.stop)
+    taken = windows[tuple([along[part] for along in places])]
+    if weights is None:
+        blocks[part] = taken
+    else:
+        multiply(taken, weights, blocks[part])
+
+
+def _take_each(windows: Array, blocks: Array, weights: Array | None, places: list[Array], numbers: Array) -> None:
+    """Extract numbered blocks, each by its own array operation."""
+    for number, *place in zip(
+        *[along.tolist() for along in (numbers, *(along[numbers] for along in places))], strict=True
+    ):
+        if weights is None:
+            blocks[number] = windows[tuple(place)]
+        else:
+            multiply(windows[tuple(place)], weights, blocks[number])
 
 
 def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int) -> tuple[Array, Array] | None:
     """Return an array padded as far as blocks reach, and their positions there; None if it takes over `most` bytes."""
     lead, size = array.shape[: -len(side)], array.shape[-len(side) :]
-    ends = zip(positions.max(0).tolist(), side, size, strict=True)
-    before, after = [max(0, -first) for first in positions.min(0).tolist()], [max(0, p + n - end) for p, n, end in ends]
+    first, last = _first_and_last(positions)
+    before = [max(0, -p) for p in first]
+    after = [max(0, p + n - end) for p, n, end in zip(last, side, size, strict=True)]
     if array.itemsize * prod(lead) * prod(map(sum, zip(before, size, after, strict=True))) > most:
         return None
     if nearest:
@@ -290,17 +331,17 @@ def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int
     return padded, positions + before
 
 
-def _windows(array: Array, blocks: Array, room: Array, copied: bool) -> tuple[Array, Array] | None:
+def _windows(array: Array, blocks: Array, room: Array, copied: bool, at_once: int) -> tuple[Array, Array]:
     """View every window of an array (*lead, *size), with its position first, and the blocks.
 
-    A contiguous row of a block that is only copied is one element in both. NumPy has at most 64 axes.
+    A contiguous row of a block that is only copied is one element in both, if `at_once` blocks have many.
     """
     rank, side = len(room), blocks.shape[-len(room) :]
-    lead, steps = array.ndim - rank, array.strides[-rank:]
-    if array.ndim + rank > 64:
-        return None
-    if copied and array.dtype == blocks.dtype and array.itemsize == steps[-1] == blocks.strides[-1]:
-        row = dtype_of_row(side[-1] * array.itemsize)
+    lead, steps, size = array.ndim - rank, array.strides[-rank:], side[-1] * array.itemsize
+    contiguous = array.itemsize == steps[-1] == blocks.strides[-1]
+    many = at_once * prod(blocks.shape[1:-1]) >= RELEASED or get_num_threads() == 1
+    if copied and array.dtype == blocks.dtype and contiguous and many:
+        row = dtype_of_row(size)
         array, blocks, side = array[..., : side[-1]].view(row)[..., 0], blocks.view(row)[..., 0], side[:-1]
     shape = (*(room + 1).tolist(), *array.shape[:lead], *side)
     steps = (*steps, *array.strides[:lead], *steps[: len(side)])
