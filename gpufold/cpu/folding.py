@@ -130,10 +130,11 @@ def _fold_tile(
         words[words == 1 << 8 * image.itemsize - 1] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or fused.accumulate else image
-    at_once = columns.size <= WIDENED and not moves and is_narrow(columns, total)
-    summed = narrow and weights is None and fused.reduction == "sum" and not fused.accumulate
-    shifts = at_once and summed and can_shift(columns)
-    terms = shifted(columns) if shifts else widened(columns) if at_once else columns
+    terms, shifts = columns, False
+    if not moves and columns.size <= WIDENED and is_narrow(columns, total):
+        bare = narrow and weights is None and fused.reduction == "sum" and not fused.accumulate
+        shifts = bare and can_shift(columns)
+        terms = shifted(columns) if shifts else widened(columns)
     algorithm(terms, total, axes, weights)
     if moves and total.dtype.kind in "fc":
         np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
