@@ -81,6 +81,7 @@ sphinx_gallery_conf: dict[str, Any] = {
 
 # ---- how it looks
 
+templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = f"gpufold {version}"
 html_favicon = html_logo = "_static/icon.svg"
