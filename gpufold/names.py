@@ -160,7 +160,7 @@ def unknown_keyword(
 ) -> TypeError:
     """Return the error for keywords that a function, by its public name, does not have."""
     word, *_ = given
-    if word in WHOSE:
+    if word in WHOSE and (kind is None or kind.__module__.partition(".")[0] not in WHOSE[word]):
         got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
         return TypeError(f"{name}: {word} is only for a {WHOSE[word]}{got}")
     parameters = [each for each in signature(function).parameters if each != "self"]
