@@ -85,7 +85,7 @@ def add_blocks(
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype: `array` itself, or one that shares no memory with the others.
     window, variant, deterministic
-        As in `col2im`.
+        As in `col2im`. With a window or `weights`, `array` must have floats or complex numbers.
 
     Returns
     -------

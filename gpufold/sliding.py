@@ -84,7 +84,8 @@ def col2im(
     ----------
     data : numpy.ndarray or cupy.ndarray
         Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), in any memory layout: bool, integers,
-        float16, bfloat16, float32, float64, complex64, complex128. Strings on the CPU, if no two blocks overlap.
+        float16, bfloat16, float32, float64, complex64, complex128. Strings on the CPU, if no two blocks overlap. Arrays
+        of torch, JAX and dask give results of their kind: see `gpufold.torch`, `gpufold.jax` and `gpufold.dask`.
     output_size : sequence of int
         Image size along each spatial axis, height before width, at least 1. Its length is the number of spatial axes.
     kernel_size : int or sequence of int
@@ -117,9 +118,9 @@ def col2im(
         Whether to add the result to `out` instead of overwriting it.
     fill_value : number, optional
         Value of pixels that no block covers. By default they are zero in a sum, and a ValueError in a mean or least
-        squares.
+        squares. It cannot be combined with `accumulate`.
     chunks
-        Chunks of the result of a dask array, see `gpufold.dask.col2im`.
+        Chunks of the result of a dask array: see the function of the same name in `gpufold.dask`.
     variant : str
         Name of a GPU kernel, one of `gpufold.variants`. The default chooses by the call.
     deterministic : bool

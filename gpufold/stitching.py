@@ -118,9 +118,9 @@ class Stitcher(_Of[ArrayT, WholeT]):
     block_shape : int or sequence of int
         Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
         `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
-    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
+    window : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
-        name such as "hann" stands for the window of `scipy.signal.get_window`, along every axis.
+        name such as "hann" stands for the window of `scipy.signal.get_window`, along every axis, and needs SciPy.
     reduction : str
         How overlaps combine: "mean" divides by the sum of the weights, or by the number of tiles without a window;
         "least_squares" by the sum of their squares, as in an inverse short-time Fourier transform; "sum" by nothing.
@@ -226,13 +226,13 @@ class Stitcher(_Of[ArrayT, WholeT]):
             batch determines the device of the sums and their dtype: that of the tiles, float32 for float16 and
             bfloat16. Averages and weighted sums of integers are float32, or float64 from 32 bits on. Sums of tensors
             have gradients. Whole tiles that are dask arrays are averaged lazily, as by `gpufold.dask.stitch`.
-        positions : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of sequences of int
+        positions : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or sequence of sequences of int
             Index of the first element of each tile along the axes of `size`, of shape (P, rank), as in `add_blocks`;
             with `slabs=True` in host memory.
-        window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
-            Weights for this batch, of the shape `tile`, or one array per axis. The default is the stitcher's window; a
-            smaller tile uses its start.
-        weights : numpy.ndarray, cupy.ndarray or torch.Tensor, optional
+        window : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or sequence of them, or str, optional
+            Weights for this batch, of the shape `tile`, one array per axis, or a name. The default is the stitcher's
+            window; a smaller tile uses its start.
+        weights : numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array, optional
             One real weight per tile, of shape (P,), in addition to the window.
 
         Raises
@@ -356,7 +356,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Raises
         ------
         ValueError
-            No tile was added, or `fill_value` is None and elements are uncovered. No row counts as returned then.
+            No tile was added, `fill_value` is None and elements are uncovered, or it is not 0 for dask arrays. No row
+            counts as returned then.
         """
         whole: Any = self._size[0]
         if self._open is not None and not isinstance(self._open, Rows):

@@ -78,7 +78,7 @@ def map_tiles(
         of `array`.
     strides : int or sequence of int
         Elements between adjacent tiles, at least 1. An int means the same on every axis.
-    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
+    window : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or sequence of them, or str, optional
         Real weights of the function's tiles: an array of shape `tile`, one array per axis, or the name of a SciPy
         window, as in `Stitcher`. The default gives all elements equal weight.
     batch : int

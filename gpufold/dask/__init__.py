@@ -7,8 +7,9 @@
 ((128, 128, 128, 128), True)
 
 Chunks are NumPy or CuPy arrays. Each chunk of a result is one call on the part of the input that it depends on, so
-results are bitwise identical to eager ones. `chunks` sets the chunks of a result's spatial axes; batches, channels and
-leading axes keep theirs. Windows, positions and sizes are copied when a function is called.
+results are bitwise identical to eager ones. `chunks` sets the chunks of a result's spatial axes, or of the axes that
+count blocks; batches, channels and leading axes keep theirs. Windows, positions and sizes are copied when a function is
+called.
 
 dask arrays are immutable: there is no `accumulate`, and `add_blocks` returns a new array. Results wider than memory are
 stored part by part, see the user guide.

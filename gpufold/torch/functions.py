@@ -29,10 +29,9 @@ from gpufold.windows import axes_of_window, check_block_weights
 
 BY_INDEX_OF = SimpleNamespace(minimum=torch.minimum, moveaxis=torch.movedim)  # torch.moveaxis has no rule for batches
 
-SAID = """As `gpufold.{name}`, with gradients. `{first}`, other tensors and the contiguous result are on one device. A
-window may require a gradient in a sum; in a mean that is a ValueError.
-"""
-OF_POSITIONS = "Positions are a sequence, or a tensor on that device, whose values are never copied to the host."
+SAID = "As `gpufold.{name}`, with gradients. `{first}`, other tensors and the contiguous result are on one device. "
+OF_WINDOWS = "A window may require a gradient in a sum; in a mean that is a ValueError. "
+OF_POSITIONS = "Positions are a sequence or a NumPy array, or a tensor on that device: it is not copied to the host."
 
 
 def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
@@ -100,7 +99,7 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
             return _taken(given[0], places, block, values["window"], values["mode"])
         return operators.record(name, values, places)
 
-    like.dress(computed, SAID + OF_POSITIONS * ("positions" in arrays) + more)
+    like.dress(computed, SAID + OF_WINDOWS * ("window" in known) + OF_POSITIONS * placed + more)
     taken: Any = overridable(computed)
     return taken  # type: ignore[no-any-return]
 

@@ -3,9 +3,9 @@ Stitch an image larger than memory
 ==================================
 
 :func:`gpufold.dask.blocks_to_array` reassembles overlapping tiles lazily: dask computes
-a few chunks at a time, and Zarr stores them. The image has two megapixels here, so that
-this page builds in seconds. With ``SIDE = 32768`` it has more than a gigapixel, and
-memory stays the same; :doc:`/dask` has timings.
+a few chunks at a time, and Zarr stores them. The image has 2.6 megapixels here, so that
+this page builds in seconds. With ``SIDE = 32768`` it has more than a gigapixel;
+:doc:`/dask` has timings of such an image.
 """
 
 from itertools import product
