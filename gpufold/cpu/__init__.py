@@ -38,8 +38,11 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
     if isinstance(geometry, SlidingGeometry):
         image = array[None] if len(geometry.lead) == 1 else array
         return blocks.reshape(geometry.split_columns_shape), image, geometry.bounded_axes
-    split = _split_batch(geometry) if isinstance(geometry, SpaceGeometry) else None
-    shape, order, image_shape, axes = split or _split_blocks(geometry, blocks.strides, array.strides)
+    shape, order, image_shape, axes = (
+        _split_batch(geometry)
+        if isinstance(geometry, SpaceGeometry)
+        else _split_blocks(geometry, blocks.strides, array.strides)
+    )
     return blocks.reshape(shape, copy=False).transpose(order), array.reshape(image_shape, copy=False), axes
 
 

@@ -8,6 +8,8 @@ from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
 from gpufold.cores import cache_bytes
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
 from gpufold.geometry import Axis, Size
@@ -170,7 +172,7 @@ def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array |
     columns = columns.transpose(order)
     weights = None if weights is None else weights.transpose(order)
     if not plan_of(axes).once:
-        image.fill("" if image.dtype.kind in "SUT" else 0)
+        image[...] = np.zeros((), image.dtype)
     for piece in pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
@@ -213,7 +215,5 @@ def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     for piece in pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
-            if weights is None:
-                copy_rows(cells[cell_index], columns[column_index])
-            else:
-                multiply(cells[cell_index], weights[column_index], columns[column_index])
+            factors = None if weights is None else weights[column_index]
+            multiply(cells[cell_index], factors, columns[column_index])

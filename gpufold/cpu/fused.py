@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from typing import Any, TypeAlias
@@ -38,8 +38,8 @@ class FusedArithmetic:
     """Weights of each axis, if a mean's window is separable."""
     reduction: str = "sum"
     accumulate: bool = False
-    divisors: dict[tuple[Axis, ...], tuple[Array, Array | None]] = field(default_factory=dict)
-    """Divisors of the previous tile, which are reused for other planes; see `average`."""
+    divisors: tuple[tuple[Axis, ...], tuple[Array, Array | None]] | None = None
+    """The axes and divisors of the previous tile, which are reused for other planes; see `average`."""
 
 
 SUM, MOVE = FusedArithmetic(), FusedArithmetic(move=True)
@@ -74,16 +74,15 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
 
 def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
     """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
-    known = fused.divisors.get(axes)
-    if known is None:
+    known = fused.divisors
+    if known is None or known[0] != axes:
         if fused.weights is None:
-            known = _counted(axes, ELEMENT_TYPES[total.dtype.name].weight)
+            divisors = _counted(axes, ELEMENT_TYPES[total.dtype.name].weight)
         else:
             size = max(fused.weights.nbytes, fused.weights.itemsize * prod(axis.size for axis in axes))
-            known = (_known_divisors if size <= KEPT_BYTES else _divisors)(axes, fused)
-        fused.divisors.clear()
-        fused.divisors[axes] = known
-    divide(total, *known, total)
+            divisors = (_known_divisors if size <= KEPT_BYTES else _divisors)(axes, fused)
+        known = fused.divisors = axes, divisors
+    divide(total, *known[1], total)
 
 
 def _divisors(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Array, Array | None]:
