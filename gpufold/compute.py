@@ -91,8 +91,8 @@ def run(
     positions: Any = None,
     weight_out: Any = None,
 ) -> None:
-    """Compute a checked call into `result`, on the CPU or the GPU; do nothing if there are no elements."""
-    if result.size == 0 or (call.fusion.accumulate and data.size == 0):
+    """Compute a checked call into `result`, on the CPU or the GPU; do nothing if there are no bytes to write."""
+    if result.nbytes == 0 or (call.fusion.accumulate and data.size == 0):
         return
     if library is np:
         places = () if positions is None else (positions,) if weight_out is None else (positions, weight_out)

@@ -166,6 +166,28 @@ def test_blocks_at_positions_need_no_more_than_a_tile(one_thread, dtypes, kind):
     assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 16 * ROUNDED + 500_000
 
 
+@pytest.mark.parametrize("way", range(2))
+def test_blocks_at_positions_are_listed_some_at_a_time(way, one_thread, monkeypatch):
+    """The positions of all were listed, if each was extracted by an array operation of its own."""
+    monkeypatch.setattr(threads.Ways, "run", lambda ways, size, work: work(1, *ways.all[way % len(ways.all)]))
+    array, rng = np.zeros((300, 300, 300), np.uint8), np.random.default_rng(0)
+    for first in (0, -300):
+        positions = rng.integers(first, first + 280, (1 << 16, 3))
+        peak, taken = peak_of(partial(gpufold.take_blocks, array, positions, (10, 10, 10)))
+        assert peak - taken.nbytes < 4 << 20
+
+
+def test_large_blocks_at_positions_are_copied_once(one_thread):
+    row, image = np.ones(200_000, np.float32), np.ones((1300, 1300), np.float32)
+    calls = [partial(gpufold.take_blocks, row, np.arange(20), 150_000)]
+    for window in (None, np.ones((1024, 1024), np.float32)):
+        calls.append(partial(gpufold.take_blocks, image, [(-3, 5)], 1024, mode="edge", window=window))
+    for call in calls:
+        peak, taken = peak_of(call)
+        assert taken.all()
+        assert peak - taken.nbytes < 100_000
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 def test_many_small_blocks_at_positions_need_no_more_than_few_of_them(one_thread, dtype):
     """Positions of 300,000 blocks are 5 MB, and were copied and sorted at once."""

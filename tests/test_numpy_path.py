@@ -30,6 +30,7 @@ from executors import Call, arrays_of, assert_same_bytes, calls_of, in_order
 from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
+from gpufold import threads
 from gpufold.calls import MODES
 from gpufold.cpu import indexed, runs, tiles
 from gpufold.cpu import positions as on_positions
@@ -363,6 +364,29 @@ def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
     assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
 
 
+def test_blocks_of_an_array_larger_than_memory_are_taken():
+    """NumPy makes no view of all windows if they had 2**63 bytes."""
+    far = np.broadcast_to(np.float32(3), (1 << 50,))
+    assert (gpufold.take_blocks(far, np.arange(16) << 45, 1 << 14) == 3).all()
+
+
+@pytest.mark.parametrize("way", range(4))
+def test_strings_of_any_length_are_extracted_in_every_way(way, monkeypatch):
+    """A padded copy was tried, of which NumPy makes no view of all blocks."""
+    monkeypatch.setattr(threads.Ways, "run", lambda ways, size, work: work(2, *ways.all[way % len(ways.all)]))
+    plain = np.random.default_rng(0).integers(0, 10**5, (3, 5, 60, 60)).astype("U5")
+    wanted = gpufold.im2col(plain, (3, 3), pads_begin=1, pads_end=1)
+    got = gpufold.im2col(plain.astype(np.dtypes.StringDType()), (3, 3), pads_begin=1, pads_end=1)
+    assert (got == wanted).all()
+
+
+def test_strings_without_a_character_are_extracted():
+    """A field of records may have elements of no bytes."""
+    empty = np.zeros((60, 40), [("nothing", "S0"), ("number", "i4")])["nothing"]
+    assert gpufold.array_to_blocks(empty, (2, 2), strides=2).shape == (30, 20, 2, 2)
+    assert gpufold.im2col(empty[None], (2, 2), strides=2, pads_begin=1, pads_end=1).shape == (4, 31 * 21)
+
+
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (2, 3, 0, 1), (3, 2, 1, 0), (0, 1, 3, 2)], ids=str)
 @pytest.mark.parametrize(("dtype", "kind"), [("u1", "none"), ("f4", "none"), ("f4", "full"), ("f4", "separable")])
 def test_blocks_of_an_image_in_any_layout_are_those_of_a_contiguous_copy(dtype, kind, order):
@@ -376,6 +400,7 @@ def test_blocks_of_an_image_in_any_layout_are_those_of_a_contiguous_copy(dtype, 
         partial(gpufold.im2col, kernel_size=(5, 4), strides=(2, 1), pads_begin=(1, 2), **options),
         partial(gpufold.take_blocks, positions=many, block_shape=(5, 4), **options),
         large,
+        partial(large, mode="edge"),
     )
     for call in calls:
         wanted = call(image)

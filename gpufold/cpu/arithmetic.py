@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import lru_cache
 from itertools import product, takewhile
 from math import prod
 from typing import Any, TypeAlias
@@ -89,7 +89,7 @@ def repeated(array: Array, shape: Size) -> Array:
     return np.ndarray(shape, array.dtype, array, 0, (*(0,) * (len(shape) - array.ndim), *array.strides))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def dtype_of_row(size: int) -> np.dtype[Any]:
     """Return a dtype with the size of a row, in bytes."""
     return np.dtype(f"u{size}" if size in (1, 2, 4, 8) else (np.void, size))

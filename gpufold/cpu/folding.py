@@ -66,7 +66,8 @@ tile's columns, to which every tap writes."""
 
 def _layout(source: Array, result: Array, axes: tuple[Axis, ...], how: Any) -> tuple[Any, ...]:
     """Return what the fastest way depends on: the axes, the arrays' memory layouts, and the arithmetic."""
-    computed = (how.move, how.accumulate, how.reduction) if isinstance(how, FusedArithmetic) else how is not None
+    fused = isinstance(how, FusedArithmetic)
+    computed = (how.move, how.accumulate, how.reduction, how.weights is None) if fused else how is None
     return axes, source.dtype, source.shape, source.strides, result.dtype, result.shape, result.strides, computed
 
 
@@ -164,7 +165,7 @@ _UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | 
 
 @partial(kept, by=_layout)
 def _ways_to_unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> Ways:
-    return Ways(*(_unfold_algorithms(image, columns, axes, weights) or [(_unfold_indexed, 0)]))
+    return Ways(*(_unfold_algorithms(image, columns, axes, weights) or [(unfold_indexed, 0)]))
 
 
 def _unfold_algorithms(
@@ -174,12 +175,12 @@ def _unfold_algorithms(
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
     closest, pixels = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS
     if closest:
-        pixels = min(pixels, tiles.pixels_of(WRITTEN_BYTES // image.itemsize, columns, image))
+        pixels = min(pixels, tiles.pixels_of(WRITTEN_BYTES // columns.itemsize, columns, image))
     by_taps: list[tuple[_UnfoldAlgorithm, int]] = [] if few else [(_unfold_tiles, pixels)]
     plane, copied = image.itemsize * prod(axis.padded_size for axis in axes), list[tuple[_UnfoldAlgorithm, int]]()
     padded = plane * prod(image.shape[:2])
     read_again = padded < columns.nbytes
-    if plane <= PADDED_BYTES and padded <= columns.nbytes:
+    if plane <= PADDED_BYTES and padded <= columns.nbytes and not columns.dtype.hasobject:
         copied = [(_unfold_padded, PADDED_BYTES // max(1, plane))]
     if outside:
         large = columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS
@@ -197,12 +198,6 @@ def _unfold_algorithms(
     else:
         views = [(way, whole) for way in (_unfold_weighed, _unfold_view)[:: -1 if len(axes) == 1 else 1]]
     return [*(by_taps if short else ()), *(copied if apart else ()), *views]
-
-
-def _unfold_indexed(
-    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, limit: int
-) -> None:
-    unfold_indexed(image, columns, axes, spread(weights, columns))
 
 
 def _unfold_tiles(
@@ -255,9 +250,9 @@ def _unfold_view(
     """Copy blocks that lie inside the image from one view of it, in the columns' shape."""
     view_of = _view_of_columns(image, columns, axes)
     if image.flags.c_contiguous:  # a faster way to make the view
-        view = np.ndarray(columns.shape, image.dtype, image, view_of.offset, view_of.steps)
+        view = np.ndarray(columns.shape, image.dtype, image, 0, view_of.steps)
     else:
-        view = as_strided(image[view_of.first], columns.shape, view_of.steps, writeable=False)
+        view = as_strided(image, columns.shape, view_of.steps, writeable=False)
     arrays = [array for array in (view, spread(weights, columns), columns) if array is not None]
     parts = view_of.parts(view_of.most if most is None else most, threads)
     copied = [tuple([array[part] for array in arrays]) for part in parts]
@@ -268,16 +263,13 @@ _unfold_weighed = partial(_unfold_view, weigh=copy_and_multiply)
 
 
 def _view_of_columns(image: Array, columns: Array, axes: tuple[Axis, ...]) -> _View:
-    return _view_of(axes, image.itemsize, image.strides, columns.shape, columns.strides)
+    return _view_of(axes, columns.itemsize, image.strides, columns.shape, columns.strides)
 
 
 @dataclass(slots=True, eq=False)
 class _View:
     """A view of the blocks that lie inside an image, in the shape of split columns, and its parts."""
 
-    offset: int
-    first: Index
-    """The first pixel: `offset` in bytes of a contiguous image, and `first` as an index."""
     steps: Size
     of_blocks: Size
     most: int
@@ -301,10 +293,7 @@ def _view_of(axes: tuple[Axis, ...], itemsize: int, strides: Size, columns_shape
         most = tiles.KEPT_BYTES // min(LINE_BYTES, touched)
     taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
     blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
-    first = [axis.pixel(0, 0) for axis in axes]
     return _View(
-        sum(pixel * step for pixel, step in zip(first, strides[2:], strict=True)),
-        (ALL, ALL, *(slice(pixel, None) for pixel in first)),
         (*strides[:2], *taps, *blocks),
         of_blocks,
         max(1, most),

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import Array, Index, multiply
+from gpufold.cpu.arithmetic import Array, Index, multiply, spread
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import plan_of
 from gpufold.keeping import kept
@@ -56,8 +56,11 @@ def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
         image[...] = pixels[:-1].reshape(image.shape)
 
 
-def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Extract weighted columns of an image; every element of the columns is written."""
+def unfold_indexed(
+    image: Array, columns: Array, axes: tuple[Axis, ...], of_block: Array | None, threads: int, limit: int
+) -> None:
+    """Extract columns of an image, weighted by the weights of a block; every element of the columns is written."""
+    weights = spread(of_block, columns)
     columns, weights, chunks, inside = _chunked(columns, weights, image.shape, axes, 1)
     if inside:
         pixels: Array = image.reshape(-1)

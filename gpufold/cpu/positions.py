@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from math import prod
@@ -37,19 +38,20 @@ from gpufold.weights import least_weight
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it."""
 
-AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 16, 1 << 18, 1 << 19
-"""Blocks whose positions are compared at a time, indices along all axes that are computed at a time, and bytes that are
-extracted at a time."""
+AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 18, 1 << 19
+"""Coordinates of blocks that are compared at a time, indices along all axes that are computed at a time, and bytes that
+are extracted at a time."""
 
 FEW_BLOCKS, MANY_BLOCKS = 16, 16
 """Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks that are
 extracted from a view of all windows."""
 
 LEAST_EACH, MOST_TOGETHER = 1 << 12, 1 << 17
-"""Least bytes of a block for which extracting each by its own array operation is tried; most for which many are."""
+"""Least bytes of a block for which it is tried to extract each block by its own array operation; most for which it is
+tried to extract many at once."""
 
-RELEASED = 500
-"""Least elements of an array operation for which NumPy releases the interpreter lock."""
+RELEASED, LARGEST_ELEMENT = 500, 1 << 31
+"""Least elements of an array operation for which NumPy releases the interpreter lock; bytes that no element has."""
 
 READ_AGAIN, LEAST_ROW = 4, 48
 """Least ratio of extracted bytes to those of an array whose rows are apart, and least bytes of a row, for which a
@@ -59,13 +61,16 @@ PADDED_BYTES, BLOCK_BYTES, ELEMENT_BYTES = 7 << 20, 1 << 16, 1 << 6
 """Most bytes of a padded array; bytes that are copied in the time of extracting a block beyond the border alone, and an
 element by index."""
 
+LISTED, MOST_AXES = 1 << 12, 64
+"""Most blocks whose positions are listed at a time, and most axes of a NumPy array."""
+
 FEW_ELEMENTS, FEW_BEYOND = 800, 8
 """Most elements of a block beyond the border that is extracted by index; most that are faster extracted one by one."""
 
 
 @kept
 def _ways_for(count: int, *kind: Any) -> Ways:
-    """Return the numbers of the ways of a kind of calls."""
+    """Return the numbers of the ways of a kind of calls; without any, the single way has no arguments."""
     return Ways(*[(number,) for number in range(count)])
 
 
@@ -114,12 +119,23 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     lead = 0 if scatters else array.ndim - rank  # planes come last if each is a step of its own
     extents = (*array.shape[lead:], *array.shape[:lead])
 
-    def on(threads: int, way: int) -> None:
+    def on(threads: int) -> None:
         planes = array.ndim - lead
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
         for_each(_add_to_tile, [(blocks, array, weights, scatters, origin, positions, part) for part in cut], threads)
 
-    _ways_for(1, _add, extents, blocks.dtype, blocks.shape, blocks.strides, array.strides).run(blocks.nbytes, on)
+    kind = (
+        _add,
+        extents,
+        blocks.dtype,
+        blocks.shape,
+        blocks.strides,
+        array.dtype,
+        array.strides,
+        scatters,
+        weights is None,
+    )
+    _ways_for(0, *kind).run(blocks.nbytes, on)
 
 
 def _first_and_last(positions: Array) -> tuple[list[int], list[int]]:
@@ -136,8 +152,9 @@ def _add_to_tile(
     size, block = tile.shape[-rank:], blocks.shape[-rank:]
     wide, total = sum_dtype(tile.dtype), None
     weights = weights if weights is None or scatters else repeated(weights, blocks.shape)
-    for start in range(0, len(positions), AT_ONCE):
-        first = positions[start : start + AT_ONCE]
+    at_once = max(1, AT_ONCE // rank)
+    for start in range(0, len(positions), at_once):
+        first = positions[start : start + at_once]
         reached = zip(first.T, begin, block, size, strict=True)
         (met,) = reduce(and_, [(n - taps < p) & (p < n + extent) for p, n, taps, extent in reached]).nonzero()
         if not met.size:
@@ -234,9 +251,10 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         blocks[...] = np.zeros((), blocks.dtype)
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
-    for start in range(0, len(blocks), AT_ONCE):
-        some, first = blocks[start : start + AT_ONCE], positions[start : start + AT_ONCE]
-        kind = take_blocks, array.shape, blocks.dtype, some.shape, blocks.strides, array.strides
+    at_once = max(1, AT_ONCE // positions.shape[1])
+    for start in range(0, len(blocks), at_once):
+        some, first = blocks[start : start + at_once], positions[start : start + at_once]
+        kind = _take, array.shape, blocks.dtype, some.shape, blocks.strides, array.strides, call.fusion.mode
         _take(array, some, weights, first, call.fusion.mode == "edge", kind)
 
 
@@ -249,49 +267,46 @@ def _take(
 ) -> None:
     """Extract weighted blocks; beyond the array is zero, or its nearest element."""
     rank, first, moves = positions.shape[1], blocks[0], not array.dtype.hasobject
-    side, many = first.shape[-rank:], len(blocks) >= MANY_BLOCKS and moves
-    alone = partial(_take_one_by_one, array, blocks, positions, weights)
-    ways: list[list[list[_Share]]] = [[[(alone, np.arange(len(blocks)), len(blocks))]]]
-    if many or nearest:
+    side, size, many = first.shape[-rank:], first.nbytes, len(blocks) >= MANY_BLOCKS and moves
+    alone = partial(_take_one_by_one, array, blocks, positions, weights, nearest)
+    ways: list[list[_Share]] = [[(alone, np.arange(len(blocks)), LISTED)]]
+    if many:
         room = np.subtract(array.shape[-rank:], side)
         places = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
         outside = reduce(np.logical_or, map(np.not_equal, positions.T, places))
         if room.min() < 0:
             outside.fill(True)
-        beyond = np.flatnonzero(outside)
-        few_elements = many and first.size <= FEW_ELEMENTS and len(beyond) > FEW_BEYOND
+        inside, beyond = np.flatnonzero(~outside), np.flatnonzero(outside)
+        few_elements = first.size <= FEW_ELEMENTS and len(beyond) > FEW_BEYOND
         rows = array.strides[-1] == array.itemsize or blocks.strides[-1] != array.itemsize
         apart = not rows and side[-1] * array.itemsize >= LEAST_ROW and array.nbytes * READ_AGAIN <= blocks.nbytes
-        if moves and (apart or len(beyond)) and (weights is None or not len(beyond)):
+        if (apart or len(beyond)) and (weights is None or not len(beyond)):
             beside = ELEMENT_BYTES * first.size if few_elements else BLOCK_BYTES
             most = PADDED_BYTES if apart else min(PADDED_BYTES, len(beyond) * beside)
             if padded := _padded(array, positions, side, nearest, most):
                 return _take(padded[0], blocks, weights, padded[1], nearest, kind)
-        most, size, whole = max(1, TAKEN_BYTES // first.nbytes), first.nbytes, len(blocks)
-        rest = (alone, beyond, whole)
-        if nearest or few_elements:
-            rest = (partial(_take_beyond, array, blocks, positions, weights, nearest), beyond, most if many else 1)
-        ways = [[[(alone, np.flatnonzero(~outside), whole), rest]]]
-        if many and len(beyond) < whole and array.ndim + rank <= 64:  # NumPy has at most 64 axes
+        most = max(1, TAKEN_BYTES // size)
+        rest: _Share = (alone, beyond, LISTED)
+        if few_elements:
+            rest = (partial(_take_beyond, array, blocks, positions, weights, nearest), beyond, most)
+        ways = [[(alone, inside, LISTED), rest]]
+        viewed = prod((room + 1).tolist()) * size
+        if len(inside) and array.ndim + rank <= MOST_AXES and viewed <= sys.maxsize:
             views, ways = partial(_windows, array, blocks, room, weights is None), []
             if size <= MOST_TOGETHER:
-                ways.append([[(partial(_take_together, *views(most), weights, places), range(whole), most)], [rest]])
+                ways.append([(partial(_take_together, *views(most), weights, places), range(len(blocks)), most), rest])
             if size >= LEAST_EACH:
-                each = partial(_take_each, *views(1), weights, places)
-                ways.append([[(each, np.flatnonzero(~outside), whole), rest]])
+                ways.append([(partial(_take_each, *views(1), weights, places), inside, LISTED), rest])
 
     def on(threads: int, way: int) -> None:
-        for shares in ways[way]:
-            parts = list[tuple[Callable[[Any], None], Any]]()
-            for take, numbers, most in shares:
-                step = max(1, min(most, -(-len(numbers) // threads)))
-                parts += [(take, numbers[start : start + step]) for start in range(0, len(numbers), step)]
-            for_each(lambda take, numbers: take(numbers), parts, threads)
+        for take, numbers, most in ways[way]:
+            step = max(1, min(most, -(-len(numbers) // threads)))
+            for_each(take, [(numbers[start : start + step],) for start in range(0, len(numbers), step)], threads)
 
     with np.errstate(all="ignore"):
         if weights is not None:  # copies use no ufunc
             shorten_buffers(blocks)
-        _ways_for(len(ways), *kind).run(blocks.nbytes, on)
+        _ways_for(len(ways), *kind, weights is None).run(blocks.nbytes, on)
 
 
 def _take_together(windows: Array, blocks: Array, weights: Array | None, places: list[Array], numbers: range) -> None:
@@ -306,13 +321,12 @@ def _take_together(windows: Array, blocks: Array, weights: Array | None, places:
 
 def _take_each(windows: Array, blocks: Array, weights: Array | None, places: list[Array], numbers: Array) -> None:
     """Extract numbered blocks, each by its own array operation."""
-    for number, *place in zip(
-        *[along.tolist() for along in (numbers, *(along[numbers] for along in places))], strict=True
-    ):
+    for number, *place in np.stack([numbers, *(along[numbers] for along in places)], axis=-1).tolist():
+        window = windows[(*place, ...)]  # a view, also of a single element
         if weights is None:
-            blocks[number] = windows[tuple(place)]
+            blocks[number] = window
         else:
-            multiply(windows[tuple(place)], weights, blocks[number])
+            multiply(window, weights, blocks[number])
 
 
 def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int) -> tuple[Array, Array] | None:
@@ -321,13 +335,15 @@ def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int
     first, last = _first_and_last(positions)
     before = [max(0, -p) for p in first]
     after = [max(0, p + n - end) for p, n, end in zip(last, side, size, strict=True)]
-    if array.itemsize * prod(lead) * prod(map(sum, zip(before, size, after, strict=True))) > most:
+    shape = (*lead, *map(sum, zip(before, size, after, strict=True)))
+    if array.itemsize * prod(shape) > most:
         return None
+    padded: Array = np.zeros(shape, array.dtype)
+    inside = tuple(map(slice, before, map(add, before, size)))
+    within: Index = (..., *inside)
+    copy_rows(array, padded[within])
     if nearest:
-        return np.pad(array, [*[(0, 0)] * len(lead), *zip(before, after, strict=True)], mode="edge"), positions + before
-    padded: Array = np.zeros((*lead, *map(sum, zip(before, size, after, strict=True))), array.dtype)
-    inside: Index = (..., *map(slice, before, map(add, before, size)))
-    copy_rows(array, padded[inside])
+        _repeat_edges(padded, inside)
     return padded, positions + before
 
 
@@ -340,7 +356,7 @@ def _windows(array: Array, blocks: Array, room: Array, copied: bool, at_once: in
     lead, steps, size = array.ndim - rank, array.strides[-rank:], side[-1] * array.itemsize
     contiguous = array.itemsize == steps[-1] == blocks.strides[-1]
     many = at_once * prod(blocks.shape[1:-1]) >= RELEASED or get_num_threads() == 1
-    if copied and array.dtype == blocks.dtype and contiguous and many:
+    if copied and array.dtype == blocks.dtype and contiguous and many and size < LARGEST_ELEMENT:
         row = dtype_of_row(size)
         array, blocks, side = array[..., : side[-1]].view(row)[..., 0], blocks.view(row)[..., 0], side[:-1]
     shape = (*(room + 1).tolist(), *array.shape[:lead], *side)
@@ -348,33 +364,57 @@ def _windows(array: Array, blocks: Array, room: Array, copied: bool, at_once: in
     return as_strided(array, shape, steps, writeable=False), blocks
 
 
-def _take_one_by_one(array: Array, blocks: Array, positions: Array, weights: Array | None, numbers: Array) -> None:
-    """Extract numbered blocks, each by its own array operation; outside the array is zero."""
+def _take_one_by_one(
+    array: Array, blocks: Array, positions: Array, weights: Array | None, nearest: bool, numbers: Array
+) -> None:
+    """Extract numbered blocks, each by its own array operation; outside the array is zero, or its nearest element."""
     rank, zero, known = positions.shape[1], np.zeros((), blocks.dtype), numbers.tolist()
-    missed = set(known)
-    for place, pixels, met in _placed(positions[numbers].tolist(), blocks.shape[-rank:], array.shape[-rank:]):
+    side, size = blocks.shape[-rank:], array.shape[-rank:]
+    places, missed = positions[numbers].tolist(), set(known)
+    for place, pixels, met in _nearest(places, side, size) if nearest else _placed(places, side, size):
         missed.remove(number := known[place])
         block = blocks[number]
+        if nearest:
+            copy_rows(array[pixels], block[met])
+            _repeat_edges(block, met[1:])
+            if weights is not None:
+                multiply(block, weights, block)
+            continue
         if len(met) > 1 and block.nbytes <= BLOCK_BYTES:
             block[...] = zero
         elif len(met) > 1:
             _clear_around(block, met[1:])
-        if weights is None:
-            copy_rows(array[pixels], block[met])
-        else:
-            multiply(array[pixels], weights[met], block[met])
+        multiply(array[pixels], None if weights is None else weights[met], block[met])
     for number in missed:
         blocks[number] = zero
 
 
+def _nearest(first: list[list[int]], block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
+    """Yield what `_placed` does; along an axis where a block and the array have no pixel in common, the nearest."""
+    for number, pixel in enumerate(first):
+        pixels, taps = list[slice](), list[slice]()
+        for p, extent, end in zip(pixel, block, size, strict=True):
+            start, tap = min(max(p, 0), end - 1), min(max(-p, 0), extent - 1)
+            count = min(end - start, extent - tap)
+            pixels.append(slice(start, start + count))
+            taps.append(slice(tap, tap + count))
+        yield number, (..., *pixels), (..., *taps)
+
+
+def _repeat_edges(array: Array, inside: tuple[slice, ...]) -> None:
+    """Write the nearest elements around a part of an array's last axes."""
+    for axis, part in enumerate(inside, array.ndim - len(inside)):
+        along = array.swapaxes(0, axis)
+        along[: part.start], along[part.stop :] = along[part.start], along[part.stop - 1]
+
+
 def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
     """Write zeros around a part of a block's last axes."""
-    rank, zero = len(inside), np.zeros((), block.dtype)
-    for axis, part in enumerate(inside):
-        for start, stop in ((0, part.start), (part.stop, block.shape[axis - rank])):
-            if start < stop:
-                index: Index = (..., *inside[:axis], slice(start, stop), *(ALL,) * (rank - 1 - axis))
-                block[index] = zero
+    zero = np.zeros((), block.dtype)
+    for axis, part in enumerate(inside, block.ndim - len(inside)):
+        along = block.swapaxes(0, axis)
+        along[: part.start] = along[part.stop :] = zero
+        block = along[part].swapaxes(0, axis)
 
 
 def _take_beyond(
