@@ -106,7 +106,7 @@ def way(request, monkeypatch):
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
-        monkeypatch.setattr(folding, "PADDED_BYTES", 0)
+        monkeypatch.setattr(tiles, "PADDED_BYTES", 0)
     if "turned" in request.param:
         for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
@@ -122,7 +122,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "CACHE_BYTES", 1)
         monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
         monkeypatch.setattr(tiles, "LINE_BYTES", 8)
-        monkeypatch.setattr(folding, "PADDED_BYTES", 1 << 10)
+        monkeypatch.setattr(tiles, "PADDED_BYTES", 1 << 10)
         monkeypatch.setattr(on_positions, "AT_ONCE", 3)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)

@@ -19,7 +19,7 @@ from executors import LAYOUTS, call_of
 
 import gpufold
 from gpufold import keeping, threads
-from gpufold.cpu import folding, runs, tiles
+from gpufold.cpu import runs, tiles
 from gpufold.cpu.arithmetic import ROUNDED
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, col2im_geometry
@@ -72,7 +72,7 @@ def test_a_call_needs_its_result_and_sums_a_bounded_scratch(operation, case, dty
     gpufold.set_num_threads(None)
     assert result.size > 1_000_000
     of_sums = threads * (8 << 20 if dtype == "f2" else 2 * tiles.TILE_ELEMENTS * np.dtype(dtype).itemsize)
-    scratch = {"col2im": of_sums, "im2col": threads * folding.PADDED_BYTES}.get(operation, 0)
+    scratch = {"col2im": of_sums, "im2col": threads * tiles.PADDED_BYTES}.get(operation, 0)
     assert peak - result.nbytes <= scratch + 600_000
 
 
@@ -148,7 +148,7 @@ def test_an_image_channels_last_is_copied_some_planes_at_a_time(one_thread):
     image = np.moveaxis(np.ones((16, 128, 128, 16), np.float32), -1, 1)
     blocks = np.empty((16, 16, 31, 31, 8, 8), np.float32)
     peak, _ = peak_of(lambda: gpufold.array_to_blocks(image, (8, 8), strides=4, out=blocks))
-    assert folding.PADDED_BYTES // 2 < peak < folding.PADDED_BYTES + 600_000 < image.nbytes
+    assert tiles.PADDED_BYTES // 2 < peak < tiles.PADDED_BYTES + 600_000 < image.nbytes
     assert blocks.all()
 
 

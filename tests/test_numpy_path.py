@@ -50,7 +50,7 @@ def every_way(request, way, monkeypatch):
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 300)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 3000)
     if chosen != "chosen":
-        monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
+        monkeypatch.setattr(on_positions, "_is_faster_by_index", lambda blocks, rank: chosen in ("flat", "flat-tiled"))
 
 
 def through_columns(module, call, array, shape, block, **options):
@@ -287,7 +287,7 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, fusion):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
-def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch):
+def test_tiles_of_short_blocks_is_faster_by_index_enough_to_be_copied(dtype, monkeypatch):
     """Else they would be added by cells, in up to three times the time."""
     fold_copied, copied = runs._fold_copied, []
     monkeypatch.setattr(runs, "_fold_copied", lambda *arguments: copied.append(fold_copied(*arguments)))
@@ -304,7 +304,7 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
 def test_blocks_are_added_and_extracted_some_at_a_time(small, dtype, lead, monkeypatch):
-    monkeypatch.setattr(on_positions, "_are_small", lambda blocks, rank: small)
+    monkeypatch.setattr(on_positions, "_is_faster_by_index", lambda blocks, rank: small)
     monkeypatch.setattr(on_positions, "AT_ONCE", 150)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
     out, blocks = values((*lead, 80, 70), dtype), values((400, *lead, 2, 3), dtype, 1)

@@ -49,9 +49,6 @@ Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], 
 WIDENED = 5 << 17
 """Most columns of float16 that are converted at once."""
 
-PADDED_BYTES = 7 << 20
-"""Most bytes of a copy of planes, which is made to pad, and to put the pixels of a row side by side."""
-
 FEW_LINES, PART_BYTES = 1 << 9, 1 << 17
 """Lines that a core's L1 cache keeps from tap to tap; least bytes of columns for a step of Python."""
 
@@ -59,7 +56,7 @@ SMALL_COPY, MANY_STEPS = 1 << 12, 16
 """Most elements of columns that are faster copied by index than from a view of all blocks; least array operations for
 which a padded copy of a small image is faster."""
 
-SHORT_ROW, WRITTEN_BYTES = 3, 1 << 22
+FEW_TAPS, WRITTEN_BYTES = 3, 1 << 22
 """Most taps of a row that is likely to be copied faster tap by tap, for all blocks, than as a row; then most bytes of a
 tile's columns, to which every tap writes."""
 
@@ -94,8 +91,8 @@ def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: Fu
         return Ways(*ways_to_move(columns.shape, columns.strides, axes, pixels, image.itemsize))
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
-    kept = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
-    by_cells = (most if closest else min(most, kept), fold_cells)  # every tap adds all over a tile's pixels
+    at_once = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
+    by_cells = (most if closest else min(most, at_once), fold_cells)  # every tap adds all over a tile's pixels
     if adds_rows(columns, axes) and plan_of(axes, True).turned[-1]:
         return Ways(by_cells)
     long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
@@ -180,8 +177,8 @@ def _unfold_algorithms(
     plane, copied = image.itemsize * prod(axis.padded_size for axis in axes), list[tuple[_UnfoldAlgorithm, int]]()
     padded = plane * prod(image.shape[:2])
     read_again = padded < columns.nbytes
-    if plane <= PADDED_BYTES and padded <= columns.nbytes and not columns.dtype.hasobject:
-        copied = [(_unfold_padded, PADDED_BYTES // max(1, plane))]
+    if plane <= tiles.PADDED_BYTES and padded <= columns.nbytes and not columns.dtype.hasobject:
+        copied = [(_unfold_padded, tiles.PADDED_BYTES // max(1, plane))]
     if outside:
         large = columns.size > tiles.SMALL_ELEMENTS or plan_of(axes).operations >= MANY_STEPS
         if weights is not None or not large:
@@ -190,7 +187,7 @@ def _unfold_algorithms(
     if columns.dtype.hasobject or (few and columns.size <= SMALL_COPY):
         return by_taps  # NumPy makes no view of blocks of objects
     apart = read_again and abs(image.strides[-1]) > image.itemsize  # pixels of a row are apart: channels last
-    short = closest and axes[-1].kernel <= SHORT_ROW
+    short = closest and axes[-1].kernel <= FEW_TAPS
     view_of = _view_of_columns(image, columns, axes)
     whole = prod(view_of.of_blocks)
     if weights is None:

@@ -19,7 +19,7 @@ from gpufold.geometry import Axis, Size
 from gpufold.keeping import kept
 from gpufold.weights import counted, product_of
 
-KEPT_BYTES = 1 << 17
+SMALL_BYTES = 1 << 17
 """Most bytes of a window, and of the divisors of a plane, that are kept for further calls."""
 
 Weights: TypeAlias = tuple[Array, ...] | None
@@ -46,7 +46,7 @@ SUM, MOVE = FusedArithmetic(), FusedArithmetic(move=True)
 
 
 def fused_arithmetic(fusion: FusedOps, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> FusedArithmetic:
-    """Return the fused of a call, with weights in the shape of a block of split columns; strings move."""
+    """Return the arithmetic of a call, with weights in the shape of a block of split columns; strings move."""
     if fusion is PLAIN or fusion == PLAIN:
         return MOVE if is_string(columns.dtype) else SUM
     weights, by_axis = None, None
@@ -80,7 +80,7 @@ def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> Non
             divisors = _counted(axes, ELEMENT_TYPES[total.dtype.name].weight)
         else:
             size = max(fused.weights.nbytes, fused.weights.itemsize * prod(axis.size for axis in axes))
-            divisors = (_known_divisors if size <= KEPT_BYTES else _divisors)(axes, fused)
+            divisors = (_known_divisors if size <= SMALL_BYTES else _divisors)(axes, fused)
         known = fused.divisors = axes, divisors
     divide(total, *known[1], total)
 
@@ -102,13 +102,13 @@ _known_divisors = kept(_divisors, by=_by_weights)
 def _counted(axes: tuple[Axis, ...], dtype: str) -> tuple[Array, Array | None]:
     """Return how many taps land on each pixel of a plane, as `_covered` returns divisors."""
 
-    def counted(few: tuple[Axis, ...]) -> Array:
+    def counts_of(few: tuple[Axis, ...]) -> Array:
         counts = [_counts(axis) for axis in few]
         most = prod(int(count.max()) for count in counts)
         exact = dtype if most <= 1 << np.finfo(dtype).nmant else "float64"
         return reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
 
-    return _repeated(axes, counted)
+    return _repeated(axes, counts_of)
 
 
 def _repeated(axes: tuple[Axis, ...], divisors_of: Callable[[tuple[Axis, ...]], Array]) -> tuple[Array, Array | None]:

@@ -57,9 +57,8 @@ READ_AGAIN, LEAST_ROW = 4, 48
 """Least ratio of extracted bytes to those of an array whose rows are apart, and least bytes of a row, for which a
 contiguous copy of the array is worthwhile."""
 
-PADDED_BYTES, BLOCK_BYTES, ELEMENT_BYTES = 7 << 20, 1 << 16, 1 << 6
-"""Most bytes of a padded array; bytes that are copied in the time of extracting a block beyond the border alone, and an
-element by index."""
+BLOCK_BYTES, ELEMENT_BYTES = 1 << 16, 1 << 6
+"""Bytes that are copied in the time of extracting a block beyond the border alone, and an element by index."""
 
 LISTED, MOST_AXES = 1 << 12, 64
 """Most blocks whose positions are listed at a time, and most axes of a NumPy array."""
@@ -106,7 +105,7 @@ def add_blocks(
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
-    scatters, limit, origin = _are_small(blocks, rank), array.size, np.zeros(rank, np.int64)
+    scatters, limit, origin = _is_faster_by_index(blocks, rank), array.size, np.zeros(rank, np.int64)
     narrow = sum_dtype(array.dtype) != array.dtype
     if narrow or (scatters and not _is_indexed(array, rank)):  # copied tile by tile, as far as blocks reach
         size, limit = np.array(array.shape[-rank:]), tiles.TILE_ELEMENTS
@@ -208,7 +207,7 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, numbers: Array,
             np.add.at(planes[plane], index.ravel(), terms.ravel())
 
 
-def _are_small(blocks: Array, rank: int) -> bool:
+def _is_faster_by_index(blocks: Array, rank: int) -> bool:
     """Return whether indexing all elements, plane by plane, is faster than one array operation per block."""
     taps, planes = prod(blocks.shape[-rank:]), prod(blocks.shape[1:-rank])
     looked_up = max(0, taps - ROW_START * (taps // blocks.shape[-1]))
@@ -282,7 +281,7 @@ def _take(
         apart = not rows and side[-1] * array.itemsize >= LEAST_ROW and array.nbytes * READ_AGAIN <= blocks.nbytes
         if (apart or len(beyond)) and (weights is None or not len(beyond)):
             beside = ELEMENT_BYTES * first.size if few_elements else BLOCK_BYTES
-            most = PADDED_BYTES if apart else min(PADDED_BYTES, len(beyond) * beside)
+            most = tiles.PADDED_BYTES if apart else min(tiles.PADDED_BYTES, len(beyond) * beside)
             if padded := _padded(array, positions, side, nearest, most):
                 return _take(padded[0], blocks, weights, padded[1], nearest, kind)
         most = max(1, TAKEN_BYTES // size)

@@ -19,6 +19,9 @@ CACHE_BYTES = cache_bytes()
 KEPT_BYTES = CACHE_BYTES // 4
 """Bytes of the pixels of a tile, or of a part of a view, that stay in a core's cache from tap to tap."""
 
+PADDED_BYTES = 7 << 20
+"""Most bytes of a copy of planes, which is made to pad, and to put the pixels of a row side by side."""
+
 LINE_BYTES = 64
 """Bytes of a cache line; caches fetch two at a time."""
 
