@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpufold.dispatch import front_of
 from gpufold.geometry import LastBlock, Size, Sizes, as_count, as_integers
 from gpufold.given import check_number, shown, word
 from gpufold.names import speaking_for, suggests_keywords
+from gpufold.outside import BY_INDEX
 from gpufold.positions import grid_positions, take_blocks
 from gpufold.stitching import Stitcher
 
@@ -144,7 +146,11 @@ def map_tiles(
         check_writable("map_tiles", np, "out", out, "array", array)
         if isinstance(array, np.ndarray):
             check_apart("map_tiles", np, "out", out, [("array", array)])
-    elif out is not None and not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__")):
+    elif out is not None and (
+        not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
+        or getattr(out, "requires_grad", False)
+        or front_of(type(out)).endswith("jax")
+    ):
         raise TypeError(f"map_tiles: out must be an array that can be written to, got {shown(out)}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
@@ -154,19 +160,19 @@ def map_tiles(
     if fill_value is None and average:
         _check_covered(positions, size, block, len(array.shape) - rank)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
-    done = _noted(notes, said, out)
+    done = _noted(notes, said, out, max(0, positions[-1, 0]))
     positions = positions[positions[:, 0] + block[0] > done]
     given, first = out, 0
     stitcher: Stitcher[Any, tuple[int, Any]] | None = None
-    starts = range(0, len(positions), number)
-    for start in starts if progress is None else progress(starts):
+    tile: Size | None = None
+    for start in _batches(range(0, len(positions), number), progress):
         places = positions[start : start + number]
         with _speaking():
             tiles = _tiles(array, places.tolist(), block, mode)
         tiles = function(tiles)
         with _speaking():
+            tile, scale = _scale(tiles, block, len(places), tile)
             if stitcher is None:
-                tile, scale = _scale(tiles, block, len(places))
                 whole = _scaled(np.array([size]), scale, "size")[0].tolist()
                 first = _scaled(np.array([[done, *[0] * (rank - 1)]]), scale, "positions")[0, 0]
                 shape = (*tuple(tiles.shape)[1:-rank], whole[0] - first, *whole[1:])
@@ -184,6 +190,17 @@ def map_tiles(
     if given is None and front_of(type(slab)).endswith("jax"):  # rows were written into a NumPy array
         return sys.modules["jax"].numpy.asarray(out)
     return out
+
+
+def _batches(starts: range, progress: Callable[[Any], Any] | None) -> Iterator[int]:
+    """Yield the first tile of each batch, through `progress` if it is given, which must leave out none."""
+    passed = starts if progress is None else progress(starts)
+    if not isinstance(passed, Iterable):
+        raise TypeError(f"map_tiles: progress must return an iterator over batches, got {shown(passed)}")
+    for start, got in zip_longest(starts, passed):
+        if got != start:
+            raise ValueError(f"map_tiles: progress must yield the batches that it is given, got {shown(got)}")
+        yield start
 
 
 def _check_covered(positions: Any, size: Size, block: Size, lead: int) -> None:
@@ -208,15 +225,17 @@ def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
         begins, ends = [], []
         for begin, side, extent in zip(place, block, size, strict=True):
             over = begin < 0 or begin + side > extent  # the elements to mirror are then read too
-            begins.append(max(0, min(begin, extent - side)) if not over or mode != "wrap" else 0)
-            ends.append(min(extent, begin + side) if not over or mode != "wrap" else extent)
+            beyond = begin >= extent or begin + side <= 0
+            whole = over and (mode == "wrap" or (beyond and mode in BY_INDEX))
+            begins.append(0 if whole else max(0, min(begin, extent - side)))
+            ends.append(extent if whole else min(extent, max(begin, 0) + side))
         part = np.asarray(array[(..., *map(slice, begins, ends))])
         tiles.append(take_blocks(part, [np.subtract(place, begins).tolist()], block, mode=mode))
     return np.concatenate(tiles)
 
 
-def _noted(path: Path | None, said: str, out: Any) -> int:
-    """Return the row of the array up to which a killed call had written its result."""
+def _noted(path: Path | None, said: str, out: Any, most: int) -> int:
+    """Return the row of the array, `most` at the most, up to which a killed call had written its result."""
     if path is None:
         return 0
     if out is None:
@@ -229,9 +248,10 @@ def _noted(path: Path | None, said: str, out: Any) -> int:
         raise ValueError(
             f"map_tiles: resume must be the name of a file that can be written, got {shown(str(path))}"
         ) from error
-    if noted != said:
+    if noted != said or not rows.isdecimal() or int(rows) > most:
         raise ValueError(
-            f"map_tiles: resume must name the notes of this call, on an array {said}, but {path} says {noted}"
+            f"map_tiles: resume must name the notes of this call, on an array {said}, but {path} says "
+            f"{noted if noted != said else rows}"
         )
     return int(rows)
 
@@ -248,8 +268,8 @@ def _part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:
-    """Return the shape of the function's tiles, and their scale along each axis."""
+def _scale(tiles: Any, block: Size, count: int, before: Size | None) -> tuple[Size, list[Fraction]]:
+    """Return the shape of the function's tiles, that of those before, and their scale along each axis."""
     shape = tuple(getattr(tiles, "shape", ()))
     tile = shape[-len(block) :]
     if len(shape) <= len(block) or shape[0] != count or not all(tile):
@@ -257,6 +277,8 @@ def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:
             f"map_tiles: the function must return (B, *channels, *tile) with B = {count} and {len(block)} axes of a "
             f"tile, got {f'shape {shape}' if shape else shown(tiles)}"
         )
+    if before not in (None, tile):
+        raise ValueError(f"map_tiles: the function must return tiles of one shape, got {tile} after {before}")
     return tile, [Fraction(*extents) for extents in zip(tile, block, strict=True)]
 
 
@@ -272,24 +294,41 @@ def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
     return scaled // below
 
 
+def _on_host(slab: Any) -> Any:
+    """Return an array as one of NumPy."""
+    if hasattr(slab, "detach"):
+        slab = slab.detach().resolve_conj().resolve_neg().cpu()
+        slab = slab.float() if str(slab.dtype) == "torch.bfloat16" else slab
+    return slab.get() if hasattr(slab, "get") else np.asarray(slab)
+
+
 def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any], Any] | None) -> Any:
     """Write a slab from row `start` on into `out`, or into a new array with last axes `size`, and return the array."""
     rank = len(size)
     if not slab.shape[-rank] and (out is not None or size[0]):  # an array without rows has one slab without rows
         return out
+    kept = tuple(slab.shape)[-rank:]
     slab = slab if finish is None else finish(slab)
     shape = tuple(getattr(slab, "shape", ()))
-    if len(shape) < rank:
-        raise ValueError(f"map_tiles: finish must return a slab (*channels, *rows), got {shown(slab)}")
+    if shape[-rank:] != kept:
+        raise ValueError(
+            f"map_tiles: finish must return a slab (*channels, *rows) with rows {kept}, got "
+            f"{f'shape {shape}' if shape else shown(slab)}"
+        )
     if out is not None and tuple(out.shape) != (*shape[:-rank], *size):
         raise ValueError(f"map_tiles: out must have the shape {(*shape[:-rank], *size)}, got {tuple(out.shape)}")
     if out is not None and "complex" in str(slab.dtype) and "complex" not in str(out.dtype):
         raise TypeError(f"map_tiles: out must have a complex dtype for a result of {slab.dtype}, got {out.dtype}")
     if out is None:
-        backend = backend_of(slab)
+        try:
+            backend = backend_of(slab)
+        except TypeError as error:
+            raise TypeError(f"map_tiles: finish must return numbers, got dtype {slab.dtype}") from error
         with backend.device:
             out = backend.zeros((*tuple(slab.shape)[:-rank], *size), slab.dtype)
-    elif type(out) is not type(slab) and not isinstance(slab, np.ndarray):
-        slab = slab.get() if hasattr(slab, "get") else np.asarray(slab.detach().cpu() if hasattr(slab, "cpu") else slab)
+    elif type(out) is not type(slab):
+        slab = _on_host(slab)
+        if front_of(type(out)).endswith("torch"):
+            slab = sys.modules["torch"].from_numpy(slab)
     out[(..., slice(start, start + slab.shape[-rank]), *(slice(None),) * (rank - 1))] = slab
     return out

@@ -216,6 +216,75 @@ def test_notes_of_another_call_are_refused(tmp_path):
         mapped(np.copy, out=out, resume=note)
 
 
+@pytest.mark.parametrize("rows", ["xx", "500", "-5"])
+def test_damaged_notes_are_refused(rows, tmp_path):
+    note, out = tmp_path / "rows", np.zeros_like(IMAGE)
+    with pytest.raises(KeyboardInterrupt):
+        mapped(partial(interrupted, seen=[]), out=out, resume=note, batch=4)
+    note.write_text(rows + note.read_text().lstrip("0123456789"))
+    with pytest.raises(ValueError, match=rf"resume must name the notes of this call, .* says {rows}$"):
+        mapped(np.copy, out=out, resume=note, batch=4)
+
+
+def interrupted(tiles, seen):
+    """Return the tiles of two batches, and be interrupted at the third."""
+    if len(seen) == 2:
+        raise KeyboardInterrupt
+    seen.append(len(tiles))
+    return tiles
+
+
+WRONG_RESULTS = {
+    "finish must return a slab": {"finish": lambda slab: slab[..., :1]},
+    "finish must return a slab .*with rows": {"finish": lambda slab: slab[..., :1, :]},
+    "finish must return numbers, got dtype": {"finish": lambda slab: slab.astype("U9")},
+    "the function must return tiles of one shape": {"function": lambda tiles: tiles.repeat(1 + (len(tiles) < 5), -1)},
+    "progress must yield the batches": {"progress": lambda batches: []},
+    "progress must yield the batches that": {"progress": enumerate},
+    "progress must return an iterator": {"progress": lambda batches: None},
+}
+
+
+@pytest.mark.parametrize("said", WRONG_RESULTS)
+def test_what_functions_return_is_checked(said):
+    """A slab of another shape was broadcast, and left rows at zero."""
+    with pytest.raises((TypeError, ValueError), match=f"map_tiles: {said}"):
+        mapped(**{"function": np.copy, "batch": 7, **WRONG_RESULTS[said]})
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("side", "stride"), [(1, 4), (3, 8), (5, 2)])
+def test_tiles_of_what_can_only_be_sliced_are_those_of_an_array(mode, side, stride):
+    """Also beyond the array, where they do not reach the result."""
+
+    class Sliced:
+        shape, dtype = (6,), np.dtype(float)
+
+        def __getitem__(self, index):
+            return np.arange(6.0)[index]
+
+    seen = []
+    for array in (Sliced(), np.arange(6.0)):
+        tiles = []
+        options = {"strides": stride, "last": "over", "mode": mode, "fill_value": 0}
+        gpufold.map_tiles(lambda few, tiles=tiles: tiles.append(few) or few, array, side, **options)
+        seen.append(np.concatenate(tiles))
+    np.testing.assert_array_equal(*seen)
+
+
+@pytest.mark.peer("torch")
+def test_results_of_another_library_are_written():
+    import torch
+
+    out = torch.zeros(IMAGE.shape)
+    assert mapped(np.copy, out=out) is out
+    np.testing.assert_allclose(out, IMAGE, rtol=1e-6)
+    halves = mapped(torch.from_numpy, finish=lambda slab: slab.bfloat16(), out=np.zeros_like(IMAGE))
+    np.testing.assert_allclose(halves, IMAGE, rtol=1e-2)
+    with pytest.raises(TypeError, match="out must be an array that can be written to"):
+        mapped(np.copy, out=torch.zeros(IMAGE.shape, requires_grad=True))
+
+
 def test_notes_are_in_the_file_that_a_member_of_an_enumeration_names(tmp_path, monkeypatch):
     class Name(str, Enum):  # noqa: UP042  whose members are not what `str` says of them
         NOTES = "notes"
