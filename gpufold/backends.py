@@ -15,6 +15,7 @@ from gpufold.compute import run
 from gpufold.elements import name_of
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.given import is_separable, type_name
+from gpufold.names import speaking_for
 from gpufold.positions import average
 from gpufold.weights import of_elements, weighed
 from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks
@@ -84,6 +85,9 @@ class Backend:
             each = of_elements(self.library, weights, factors or (), blocks.ndim, least)
             return weighed(self.library, blocks.astype(dtype), each), each
 
+    def check(self, out: Any, blocks: Any, weights: Any, weight_out: Any = None) -> None:
+        """Raise what `add` would raise after another addition."""
+
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
         """Add blocks to `out`, and their weights to `weight_out`."""
         blocks = self.read("blocks", blocks)
@@ -105,6 +109,7 @@ class TorchBackend(Backend):
         self.library, self._ours = sys.modules["torch"], extras.load("torch")
         described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
         self.shape, self.dtype = described.shape, described.dtype.name
+        self._ours.tensors.check_read("Stitcher.add", blocks=blocks)
         self._blocks, self.place = blocks, blocks.device
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
@@ -149,6 +154,13 @@ class TorchBackend(Backend):
             self._blocks, weights, factors or (), getattr(self.library, dtype), least
         )
         return terms
+
+    def check(self, out: Any, blocks: Any, weights: Any, weight_out: Any = None) -> None:
+        values = (blocks, *(weights or ()))
+        if self._ours.tensors.has_gradient(out, weight_out, *values):
+            with speaking_for("Stitcher.add", "add_blocks_"):
+                for each in (out, weight_out):
+                    self._ours.tensors.check_recordable("the sum of tiles or weights", each, *values)
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
         self._ours.add_blocks_(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)

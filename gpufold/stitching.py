@@ -300,6 +300,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
             elif self._reduction == "least_squares":
                 squares = None if factors is None else factors.squares
                 additions.append((weight, backend.ones(weight, (*count, *tile)), squares, None))
+            for out, added, window, weight_out in additions:
+                backend.check(out, added, window, weight_out)
             kept.torn = True  # from here on, an interrupt leaves a partial addition
             for out, added, window, weight_out in additions:
                 backend.add(out, added, places, window, weight_out)

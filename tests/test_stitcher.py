@@ -231,6 +231,26 @@ def test_what_does_not_fit_is_refused_and_nothing_is_added(error, match, blocks,
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.peer("torch")
+def test_a_tensor_that_cannot_be_added_is_refused_and_nothing_is_added():
+    """The stitcher was thought to be torn."""
+    import torch
+
+    learned, freed = torch.ones(1, 2, requires_grad=True), torch.ones(1, 2)
+    freed.untyped_storage().resize_(0)
+    for blocks, match in (
+        (torch.ones(1, 2).to_sparse(), "blocks must be a dense tensor"),
+        (freed, "blocks must have its elements in memory"),
+        (learned, "the sum of tiles or weights is of inference mode, and must not be changed"),
+    ):
+        stitcher = gpufold.Stitcher((4,), 2)
+        with torch.inference_mode():
+            stitcher.add(torch.ones(1, 2), [0])
+        with pytest.raises((TypeError, ValueError), match=f"^Stitcher.add: {match}"):
+            stitcher.add(blocks, [1])
+        assert stitcher.result().tolist() == [1, 1, 0, 0]
+
+
 def test_a_later_batch_is_of_the_dtype_and_rows_of_the_first():
     stitcher = gpufold.Stitcher((3, 8, 9), (4, 5), slabs=True)
     stitcher.add(TILES.astype(np.float16), [(0, 0), (3, 3)])

@@ -418,6 +418,25 @@ def test_both_are_added_to_or_none(name, kind, traced):
     assert (right._version, right.requires_grad, right.any().item()) == (version, False, False)
 
 
+def test_with_weights_per_block_what_overlaps_is_refused_too():
+    """Sums were written over by weights."""
+    room = torch.zeros(8)
+    for array, weight_out, message in (
+        (room, room, "weight_out must share no memory with array"),
+        (room[:5], room[3:], "weight_out must share no memory with array"),
+        (room[:5], torch.zeros(1).expand(5), "weight_out must not overlap itself"),
+        (torch.zeros(1).expand(5), None, "array must not overlap itself"),
+        (room, None, "array must share no memory with weights"),
+        (torch.zeros(5), torch.zeros(5).to_sparse(), "weight_out must be a dense tensor"),
+    ):
+        weights = room[:1] if message.endswith("weights") else torch.ones(1)
+        with pytest.raises((TypeError, ValueError), match=f"^add_blocks_: {message}"):
+            gpufold.torch.add_blocks_(array, torch.ones(1, 2), [0], weights=weights, weight_out=weight_out)
+    assert not room.any()
+    with Mode(), pytest.raises(ValueError, match="weight_out must share no memory with array"):
+        gpufold.torch.add_blocks_(room, torch.ones(1, 2), [0], weight_out=room)
+
+
 def test_transforms_add_to_both_or_none():
     out, weight = torch.zeros(2, 5, 4), torch.zeros(5, 4)
 

@@ -30,7 +30,6 @@ from gpufold.operations import OPERATIONS
 from gpufold.torch.guards import Guards, guard_cache_of
 from gpufold.torch.tensors import (
     alive,
-    check_apart,
     check_dense,
     check_like,
     check_recordable,
@@ -65,11 +64,10 @@ def add_in_place(
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
         positions, axes = checked(call, blocks, window, positions, out)
-        check_written("array", out, (blocks, positions, *axes))
         if weight_out is not None:
             check_like("add_blocks_", "weight_out", weight_out, out, "array")
-            check_written("weight_out", weight_out, (blocks, positions, *axes))
-            check_apart("weight_out", weight_out, "array", out)
+        read = [("blocks", blocks), ("positions", positions), *[("window", each) for each in axes]]
+        check_written(out, weight_out, read)
         lazy = any([resolved(tensor) is not tensor for tensor in written])
         if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
             return False

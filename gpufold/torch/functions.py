@@ -163,10 +163,18 @@ def add_blocks_(
     if weight_out is not None:
         tensors.check_tensor("add_blocks_", "weight_out", weight_out)
         check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
+        if not traced:
+            tensors.check_like("add_blocks_", "weight_out", weight_out, array, "array")
+        if weight_out is array:
+            raise ValueError("add_blocks_: weight_out must share no memory with array, got the same tensor")
         if array.numel():
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
     if weights is not None:
+        axes = [("window", each) for each in tensors.weights_of(window)]
+        read = [("blocks", blocks), ("positions", places), ("weights", weights), *axes]
         blocks, each = _weighed(traced, array, blocks, places, window, weights, summed=ones is not None)
+        if not traced:
+            tensors.check_written(array, weight_out, read)
         sums, window = array.to(blocks.dtype), None
         if ones is not None:
             ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)

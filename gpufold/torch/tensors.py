@@ -323,21 +323,27 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
     return share_addresses((Tensor.data_ptr(first), *in_bytes(first)), (Tensor.data_ptr(second), *in_bytes(second)))
 
 
-def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
-    """Raise if an output overlaps itself, or shares memory with tensors that are read."""
-    if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
-        raise overlapping("add_blocks_", name, *layout[:2])
-    for index, each in enumerate(read):
-        check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
+def check_written(array: Tensor, weight_out: Tensor | None, read: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise if an output overlaps itself, or shares memory with the other or with named tensors that are read."""
+    for name, tensor in (("array", array), ("weight_out", weight_out)):
+        if tensor is None:
+            continue
+        if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
+            raise overlapping("add_blocks_", name, *layout[:2])
+        for other, each in [*read, ("array", array)]:
+            if each is not tensor or name != other:
+                check_apart(name, tensor, other, each)
 
 
-def check_recordable(name: str, tensor: Tensor, values: Tensor) -> None:
+def check_recordable(name: str, tensor: Tensor | None, *values: Tensor) -> None:
     """Raise if torch forbids copying values into a tensor."""
+    if tensor is None:
+        return
     base = tensor._base if tensor._is_view() else None
     kind = ""
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         kind = "of inference mode"
-    elif not has_gradient(tensor, values):
+    elif not has_gradient(tensor, *values):
         return
     elif tensor.requires_grad and (tensor.is_leaf if base is None else base.is_leaf):
         kind = f"{'a leaf' if base is None else 'a view of a leaf'} that requires a gradient"
