@@ -41,11 +41,11 @@ def filled(geometry: object, result: Any, fill_value: complex | None) -> Any:
 
 def put(result: Any, where: Any, fill_value: complex) -> Any:
     """Return an array, of any library, with a value at an index; mutable arrays are changed in place."""
-    if isinstance(result, np.ndarray):
-        result[where] = fill_value
-        return result
     number = np.asarray(fill_value)
-    with np.errstate(over="ignore"):  # it becomes infinite, as in NumPy
+    with np.errstate(over="ignore"):  # it becomes infinite
+        if isinstance(result, np.ndarray):
+            result[where] = fill_value
+            return result
         if hasattr(result, "at"):
             return result.at[where].set(number.astype(result.dtype))
         name = str(result.dtype).removeprefix("torch.")

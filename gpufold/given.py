@@ -105,6 +105,11 @@ def check_number(operation: str, name: str, given: Any, dtype: str = "complex128
     else:
         fits = kind in "bc" or (kind != "U" and not isinstance(given, COMPLEX))
         fits = fits and not (isinstance(given, int) and abs(given) >= BEYOND_DOUBLES)
+        convert: Any = {"b": bool, "c": complex}.get(kind, float)
+        try:
+            fits = fits and (convert(given), given == 0) is not None
+        except Exception:  # whatever a number of a class of its own raises, such as a Decimal
+            fits = False
     if not fits:
         raise ValueError(f"{operation}: {name} must fit the dtype {dtype}, got {shown(given)}")
 

@@ -6,6 +6,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial, reduce
+from numbers import Number
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_what_no_block_covers_may_be_any_number(kind, number):
     stitchers = whole, in_slabs = [gpufold.Stitcher((3, 5), (2,), slabs=slabs) for slabs in (False, True)]
     for stitcher in stitchers:
         stitcher.add(it.to(np.ones((2, 3, 2), np.float32)), [(0,), (2,)])
-    with np.errstate(over="ignore"):
+    with np.errstate(over="raise"):
         for got in (
             gpufold.blocks_to_array(it.to(blocks), (5,), (2,), **options),
             gpufold.col2im(it.to(blocks), (5,), (2,), **options)[0],
@@ -143,6 +144,15 @@ def test_what_no_block_covers_may_be_any_number(kind, number):
             in_slabs.result(fill_value=number)[1][1],
         ):
             assert it.back(got).tolist() == want
+
+
+@pytest.mark.parametrize("number", [Fraction(10**400), 10**400, Decimal("sNaN"), type("Own", (Number,), {})()])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64"])
+def test_a_number_without_a_value_is_refused_before_anything_is_written(number, dtype):
+    out = np.full(5, 7, dtype)
+    with pytest.raises(ValueError, match=f"^blocks_to_array: fill_value must fit the dtype {dtype}, got "):
+        gpufold.blocks_to_array(np.ones((2, 2), dtype), (5,), (2,), strides=2, fill_value=number, out=out)
+    assert (out == 7).all()
 
 
 @kinds("numpy", "torch", "jax")
