@@ -437,6 +437,36 @@ def test_with_weights_per_block_what_overlaps_is_refused_too():
         gpufold.torch.add_blocks_(room, torch.ones(1, 2), [0], weight_out=room)
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda image: gpufold.torch.im2col(image, (2,)), [(4, 9)]),
+        (lambda data, window: gpufold.torch.col2im(data, (9,), (2,), window=window), [(4, 8), (2,)]),
+        (lambda array: gpufold.torch.take_blocks(array, [0, 1], 2), [(9,)]),
+        (lambda array, blocks: gpufold.torch.add_blocks(array, blocks, [0, 1]), [(9,), (2, 2)]),
+        (gpufold.torch.average, [(3, 9), (9,)]),
+        (lambda data: gpufold.torch.space_to_batch(data, (1, 2)), [(2, 8)]),
+    ],
+)
+def test_a_batch_of_nothing_has_a_batch_of_no_results(function, shapes):
+    one = function(*map(torch.ones, shapes))
+    for dim in (0, 1):
+        none = [torch.ones(*shape[:dim], 0, *shape[dim:]) for shape in shapes]
+        assert torch.vmap(function, dim)(*none).shape == (0, *one.shape)
+        gradient = torch.func.grad(lambda *given: function(*given).sum())
+        assert torch.vmap(gradient, dim)(*none).shape == (0, *shapes[0])
+
+
+@pytest.mark.parametrize("positions", [[0, 2], (0, 2), [], [(0,), (2,)]], ids=str)
+def test_compiled_calls_take_positions_along_one_axis_as_eager_ones_do(positions):
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda array: gpufold.torch.take_blocks(array, positions, 2), backend="aot_eager", fullgraph=True
+    )
+    array = torch.arange(9.0)
+    assert torch.equal(compiled(array), gpufold.torch.take_blocks(array, positions, 2))
+
+
 def test_transforms_add_to_both_or_none():
     out, weight = torch.zeros(2, 5, 4), torch.zeros(5, 4)
 

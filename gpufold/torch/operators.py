@@ -113,6 +113,13 @@ def _define(operation: str) -> None:
 
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
         given, dims = arguments[:4], in_dims[:4]
+        if info.batch_size == 0:
+            rows = [
+                each if dim is None else each.new_empty(each.movedim(dim, 0).shape[1:])
+                for each, dim in zip(given, dims, strict=True)
+            ]
+            shape = call_of(operation, (*rows, *arguments[4:])).result_shape
+            return given[0].new_empty((0, *shape)), 0
         call = call_of(operation, (*autograd.row_of(given, dims, 0), *arguments[4:]))
         return autograd.batched(info.batch_size, dims, given, call)
 
@@ -304,9 +311,11 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
             return places
         # a copy: compilers would repeat a clone for gradients, when the array may have changed
         return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], PLAINLY)
-    if any([isinstance(place, FLOAT) for row in positions for place in row]):
+    rows = [row if isinstance(row, list | tuple) else [row] for row in positions]
+    if any([isinstance(place, FLOAT) for row in rows for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
-    return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols
+    places = torch.tensor(rows, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols
+    return places if rows else places[:, None]
 
 
 def _has_symbols(value: Any) -> bool:
