@@ -182,3 +182,11 @@ def test_a_compiled_mean_of_what_is_not_covered_is_refused_or_filled():
         assert compiled(blocks, torch.ones(8), fill_value=0).tolist() == [1] * 6 + [0] * 2
     with pytest.raises(Exception, match=said):
         torch.jit.trace(lambda blocks: mean(blocks, torch.ones(8)), blocks)
+
+
+@kinds("numpy", "torch")
+def test_an_average_by_a_weight_that_vanishes_in_the_precision_of_the_sums_is_zero(kind):
+    """Other weights that would become zero count as the smallest normal number."""
+    it = KINDS[kind]
+    sums, weight = it.to(np.array([1, 1, 1e-38], np.float32)), it.to(np.array([1e-50, 2, 1e-300]))
+    assert it.back(gpufold.average(sums, weight)).tolist() == [0, 0.5, 0]

@@ -344,3 +344,8 @@ def test_a_variant_is_taken_by_its_name(launches):
     columns = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)
     got = gpufold.jax.col2im(jnp.asarray(columns), (4, 4), (2, 2), variant="gather")
     assert_same_bits(got, gpufold.col2im(columns, (4, 4), (2, 2)))
+
+
+def test_an_average_by_a_weight_that_vanishes_in_the_precision_of_the_sums_is_zero():
+    weight = jnp.asarray(np.array([1e-50, 2, 1e-300]))
+    assert gpufold.average(jnp.float32([1, 1, 1e-38]), weight).tolist() == [0, 0.5, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,7 +62,8 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         argument = name_of_axis(call, window, axis)
         _check_array(name, argument, each)
         check_real(name, argument, each.dtype)
-        weights.append(_narrowed(each, call.element.weight))
+        narrow = each.astype if name == "average" else partial(_narrowed, each)  # zero is none to divide by
+        weights.append(narrow(call.element.weight))
     if call.fusion.mode in BY_INDEX:
 
         def weighted(array: jax.Array, block_shape: Any, strides: Any) -> Any:

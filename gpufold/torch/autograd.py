@@ -67,12 +67,12 @@ def compute(
         call, data = call._replace(data_dtype=""), data.to(getattr(torch, call.dtype))
     if has_gradient(*axes):
         adjoints.check_gradient(TORCH, call.operation, call.fusion.reduction)
-    return apply(call, data, joined(data, axes) if axes else None, positions, out)
+    return apply(call, data, joined(call.operation, data, axes) if axes else None, positions, out)
 
 
-def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
+def joined(operation: str, data: Tensor, axes: Sequence[Tensor]) -> Tensor:
     """Return a window as one tensor: of the block's shape, or the concatenated weights of the axes."""
-    axes = [narrowed(each, WEIGHTS[name_of(data.dtype)]) for each in axes]
+    axes = [narrowed(each, WEIGHTS[name_of(data.dtype)], operation) for each in axes]
     return axes[0] if len(axes) == 1 else torch.cat(axes)
 
 
@@ -80,7 +80,7 @@ def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...]:
     """Return the tensors of a joined window as kernels can read them."""
     if window is None:
         return ()
-    window = as_kernel_weights(window, WEIGHTS[call.dtype])
+    window = as_kernel_weights(window, WEIGHTS[call.dtype], call.operation)
     if call.fusion.window != "separable":
         return (window,)
     axes: tuple[Tensor, ...] = torch.split(window, list(call.geometry.block_shape))

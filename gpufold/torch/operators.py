@@ -192,7 +192,7 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
         if reduction in calls.REDUCTIONS and tensors.has_gradient(*axes):
             check_gradient(autograd.TORCH, operation, reduction)
-        window = autograd.joined(data, axes)
+        window = autograd.joined(operation, data, axes)
     filled = "fill_value" not in values or fill is not None
     tail = reduction, separable, variant, bool(values.get("deterministic", True)), filled, last == "over"
     arguments = data, window, positions, out, *sizes, *tail

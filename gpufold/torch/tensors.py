@@ -160,15 +160,15 @@ def as_kernel_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return alive(tensor).to(dtype).resolve_neg().contiguous()
 
 
-def as_kernel_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return checked weights as kernels can read them; no nonzero weight becomes zero."""
-    return as_kernel_input(narrowed(weights, dtype), dtype)
+def as_kernel_weights(weights: Tensor, dtype: torch.dtype, operation: str = "") -> Tensor:
+    """Return checked weights as kernels can read them, `narrowed`."""
+    return as_kernel_input(narrowed(weights, dtype, operation), dtype)
 
 
-def narrowed(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights in a dtype; no nonzero weight becomes zero."""
+def narrowed(weights: Tensor, dtype: torch.dtype, operation: str = "") -> Tensor:
+    """Return weights in a dtype; no nonzero weight becomes zero, except one that `average` divides by."""
     narrow = weights.to(dtype)
-    if weights.dtype is torch.float64 and dtype is torch.float32:
+    if weights.dtype is torch.float64 and dtype is torch.float32 and operation != "average":
         return torch.where((narrow == 0) & (weights != 0), weights.sign().to(dtype) * torch.finfo(dtype).tiny, narrow)
     return narrow
 
@@ -233,7 +233,7 @@ def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -
         name = name_of_axis(call, window, axis)
         check_real(call.operation, name, weights)
         check_like(call.operation, name, weights, data, "the data")
-    return tuple([as_kernel_weights(each, WEIGHTS[call.dtype]) for each in axes])
+    return tuple([as_kernel_weights(each, WEIGHTS[call.dtype], call.operation) for each in axes])
 
 
 def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
