@@ -118,8 +118,8 @@ def check_real(operation: str, name: str, dtype: np.dtype[Any]) -> None:
     """Raise unless a window's weights have a dtype of real numbers."""
     if getattr(dtype, "kind", "V") not in "fiu" and dtype.name != "bfloat16":
         raise TypeError(
-            f"{operation}: {name} must hold real numbers, got dtype {dtype}; multiply the blocks by complex weights "
-            "instead"
+            f"{operation}: {name} must hold real numbers, got dtype {dtype}"
+            f"{'; multiply the blocks by complex weights instead' if getattr(dtype, 'kind', '') == 'c' else ''}"
         )
 
 
@@ -239,7 +239,8 @@ def _listed_positions(operation: str, positions: Any) -> Any:
         given = np.asarray(positions)
         if given.ndim and (not given.size or given.dtype.kind in "iu"):
             return given
-        fits = given.ndim != 2 or not all([isinstance(index(each), int) for row in positions for each in row])
+        rows = positions if given.ndim != 1 else [[each] for each in positions]
+        fits = given.ndim not in (1, 2) or not all([isinstance(index(each), int) for row in rows for each in row])
     except TypeError:
         fits = True
     except Exception:  # whatever the methods of a caller's own class raise

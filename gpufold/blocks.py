@@ -11,7 +11,7 @@ from gpufold.compute import compute
 from gpufold.coverage import filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
-from gpufold.outside import extended
+from gpufold.outside import extended, in_memory_of
 
 
 @dispatched
@@ -83,8 +83,9 @@ def array_to_blocks(
     if call.fusion.mode != "constant":
         check_bytes(call, call.result_shape, array.dtype.itemsize)
         call, margins = call.extended
+        check_bytes(call, call.geometry.array_shape, array.dtype.itemsize)
         library = library_of("array_to_blocks", "array", array)
-        with device_of(library, array):
+        with device_of(library, array), in_memory_of("array_to_blocks", library):
             array = extended(library, library.arange, array, margins, mode)
     return compute(call, array, out, window)
 

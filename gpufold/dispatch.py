@@ -85,7 +85,7 @@ class Like:
 
     def refused(self) -> TypeError:
         """Return the error for arguments that do not fit."""
-        return TypeError(f"{self._function.__name__} takes {', '.join(self.shown.parameters)}")
+        return TypeError(f"{self._function.__name__}: the arguments are {', '.join(self.shown.parameters)}")
 
     def dress(self, front: Callable[..., Any], said: str) -> None:
         """Set a submodule function's name and signature, and add the summary, formula and `said` to its docstring."""

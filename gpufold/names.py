@@ -30,6 +30,7 @@ KEYWORD_ALIASES = {
     "output_shape": ("output_size", "image_shape", "oshape", "shape", "size", "image_size"),
     "size": ("shape", "image_size", "image_shape", "output_size", "output_shape"),
     "reduction": ("reduce", "normalize", "average", "norm"),
+    "weights": ("weight", "block_weights", "tile_weights"),
     "window": ("weight", "weights", "importance_map", "weight_map", "mask"),
     "mode": ("padding_mode", "pad_mode", "border"),
     "positions": ("position", "locations", "coordinates", "coords", "starts"),

@@ -72,8 +72,8 @@ class Rows:
             )
         if averaged and not ELEMENT_TYPES[self.dtype].weight:
             raise TypeError(
-                f"Stitcher.add: window needs sums of floats or complex numbers, but the first batch, of dtype "
-                f"{self.dtype}, had none; convert its blocks"
+                "Stitcher.add: window and weights need sums of floats or complex numbers, but the first batch, of "
+                f"dtype {self.dtype}, had none; convert its blocks"
             )
         if self.dtype not in (backend.dtype, *WIDER[backend.dtype]):
             raise TypeError(

@@ -332,7 +332,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             if row < before:
                 raise ValueError(
                     "Stitcher.add: positions must come in ascending order of their first coordinate with slabs=True, "
-                    f"got {row} after {before}"
+                    f"and after rows that were returned, got {row} after {before}"
                 )
             before = row
         places = places.copy()

@@ -273,7 +273,7 @@ def test_integers_have_sums_that_no_window_is_added_to():
     assert_same_bits(votes.result(), np.array([1, 2, 2, 1, 0], np.uint8))
     votes.result()[:] = 9
     assert votes.result().max() == 2, "what is given is the caller's own"
-    with pytest.raises(TypeError, match=r"window needs sums of floats or .*, but the first batch, of dtype uint8"):
+    with pytest.raises(TypeError, match=r"weights need sums of floats or .*, but the first batch, of dtype uint8"):
         votes.add(np.ones((1, 3), np.uint8), [(0,)], window=np.ones(3))
 
 

@@ -87,9 +87,10 @@ def lazily(
     def decorate(graph: Callable[[Call, da.Array, Any, Any], da.Array]) -> Callable[Parameters, da.Array]:
         @wraps(graph)
         def lazy(*given: Any, chunks: Any = "auto", **named: Any) -> da.Array:
-            array = given[0] if given else named.pop(like.first, None)
-            if len(given) > len(like.places) or not named.keys() <= like.known:
+            known = like.first in named if not given else len(given) <= len(like.places)
+            if not known or not named.keys() <= like.known:
                 raise like.refused()
+            array = given[0] if given else named.pop(like.first)
             array = known_array(name, like.first, array)
             call = OPERATIONS[name].describe(array, *given[1:], **named)
             result = graph(call, array, checked(call, array, named.get("window")), chunks)
