@@ -469,3 +469,8 @@ def test_blocks_go_in_and_out_by_two_processes(client):
         taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
     want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window=window)
     assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
+
+
+def test_a_missing_array_is_named():
+    with pytest.raises(TypeError, match=r"^im2col: the arguments are image, kernel_size, "):
+        gpufold.dask.im2col()

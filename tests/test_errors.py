@@ -228,6 +228,8 @@ BAD_CALLS = [
     (apart(last="even"), ValueError, ["'drop' or 'over'", "got 'even'; for other placements use take_blocks"]),
     (apart(last="pad"), ValueError, ["last must be one of"]),
     (apart(mode="zero"), ValueError, ["mode must be one of constant, edge", "got 'zero'"]),
+    (apart(strides=2**62, last="over", mode="wrap"), ValueError, ["the result of shape", "bytes, more than the"]),
+    (apart(strides=(1, 2**54), last="over", mode="wrap"), MemoryError, ["Unable to allocate"]),
     (together(blocks=BLOCKS.astype("U1"), output_shape=(3, 5, 5), strides=1), TypeError, ["strings must not overlap"]),
     (apart(array=WEIGHT[:, :0], last="over", mode="edge"), ValueError, ["takes elements of array, which has none"]),
     (together(output_shape=8), TypeError, ["output_shape must be a sequence", "got 8; write (8,) for one axis"]),
@@ -281,6 +283,7 @@ BAD_CALLS = [
             (np.zeros((3, 2, 1), int), ValueError, "(number of blocks, ", "got shape (3, 2, 1)"),
             (np.zeros((3, 0), int), ValueError, "got shape (3, 0)"),
             ([(2**63, 0), (1, 1), (2, 2)], ValueError, "fit into 64 bits"),
+            ([0, 2**64, 1], ValueError, "fit into 64 bits"),
         )
     ),
     *((make(positions=np.zeros((3, 4), int)), ValueError, ["(*lead, *size) with 4 axes"]) for make in (adding, taking)),

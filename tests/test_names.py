@@ -61,6 +61,11 @@ def test_what_is_no_size_of_the_result_is_given_by_name(name):
         function(*CALLS[name], 1)
 
 
+def test_weights_are_suggested_where_there_are_any():
+    with pytest.raises(TypeError, match=r"^add_blocks: unexpected keyword 'weight'; did you mean 'weights'\?$"):
+        gpufold.add_blocks(np.zeros(4), np.ones((1, 2)), [0], weight=1)
+
+
 def test_a_stitcher_answers_for_its_batches_too():
     stitcher = gpufold.Stitcher((8, 8), 4)
     with pytest.raises(TypeError, match=r"^Stitcher.add: unexpected keyword 'weight_map'; did you mean 'window'\?$"):
