@@ -48,8 +48,11 @@ def on_tiles(
     if threads == 1 and image.size <= limit:
         return work(columns, image, axes, *more)
     of_blocks = columns.strides[:2] + columns.strides[1 + columns.ndim // 2 :]  # (N, C, *blocks), as an image
-    cut = _tiles(image.shape, axes, limit, threads, image.strides, of_blocks)
-    for_each(work, [(columns[blocks], image[pixels], some, *more) for blocks, pixels, some in cut], threads)
+
+    def on(blocks: Index, pixels: Index, some: tuple[Axis, ...]) -> None:
+        work(columns[blocks], image[pixels], some, *more)
+
+    for_each(on, _tiles(image.shape, axes, limit, threads, image.strides, of_blocks), threads)
 
 
 @kept
