@@ -15,8 +15,8 @@ def missing(name: str, package: str, extra: str) -> ImportError:
     """Return the error for a name of gpufold that needs a missing package."""
     other = " (cuda12 with a driver for CUDA 12)" if extra == "cuda13" else ""
     return ImportError(
-        f'{name} needs the package {package}: pip install ".[{extra}]"{other} in a checkout, or "gpufold[{extra}]" '
-        "from a package index",
+        f'{name} needs the package {package}: pip install "gpufold[{extra}]", or in a checkout '
+        f'pip install ".[{extra}]"{other}',
         name=package,
     )
 

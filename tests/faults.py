@@ -120,7 +120,7 @@ FAULTS = (
           "(*pointers, self.parameters), 0, stream)", "(*pointers, self.parameters))",
           LAUNCHED + "every_step_of_a_call_is_queued_on_torchs_stream_and_waited_for_by_none[col2im-gather-1]"),
     Fault("weights that kernels read as they came", "gpufold/torch/tensors.py",
-          "tuple([as_kernel_weights(each, WEIGHTS[call.dtype]) for each in axes])", "tuple(axes)",
+          "tuple([as_kernel_weights(each, WEIGHTS[call.dtype], call.operation) for each in axes])", "tuple(axes)",
           REPEATED + "any_sequence_of_calls_gives_what_each_gives_alone[stand-in-0]"),
     Fault("sums in a wider dtype left to torch, which has none", "gpufold/torch/executing.py",
           ' and call.variant == "auto" and not call.data_dtype', ' and call.variant == "auto"',

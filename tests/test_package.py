@@ -158,9 +158,7 @@ def test_unknown_names_are_attribute_errors():
         from gpufold import fold  # noqa: F401
 
 
-TO_INSTALL = (
-    """{0} needs the package {1}: pip install ".[{2}]"{3} in a checkout, or "gpufold[{2}]" from a package index"""
-)
+TO_INSTALL = """{0} needs the package {1}: pip install "gpufold[{2}]", or in a checkout pip install ".[{2}]"{3}"""
 
 
 @pytest.mark.parametrize(

@@ -779,7 +779,7 @@ def test_tensors_with_elements_are_not_mixed_with_those_of_device_meta(like, oth
 def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     executing._dtype_of_array.cache_clear()
-    with pytest.raises(ImportError, match=re.escape('pip install ".[torch]" in a checkout')):
+    with pytest.raises(ImportError, match=re.escape('pip install "gpufold[torch]"')):
         gpufold.torch.fold(COLUMN.bfloat16(), 4, 2)
     executing._dtype_of_array.cache_clear()
 

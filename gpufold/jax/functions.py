@@ -56,6 +56,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     call = call._replace(dtype=kept)
     if name == "array_to_blocks" and call.fusion.mode != "constant":
         call, margins = call.extended
+        check_bytes(call, call.geometry.array_shape, call.element.itemsize)
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
     check_bytes(call, call.result_shape, call.element.itemsize)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):

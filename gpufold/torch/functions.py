@@ -69,6 +69,7 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
             check_bytes(call, call.result_shape, call.element.itemsize)
             if not placed:
                 call, margins = call.extended
+                check_bytes(call, call.geometry.array_shape, call.element.itemsize)
                 data = tensors.extended(data, margins, mode)
             elif mode in BY_INDEX:
                 return _taken(data, places, call.geometry.block_shape, window, mode)
