@@ -85,7 +85,8 @@ def explain(
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
         First array of the call, or (shape, dtype) of a C-contiguous one. A NumPy array describes a CuPy array like it.
     *arguments, **options
-        Other arguments of the call, except `out` and `weights`. blocks, positions and weight_out may also be (shape, dtype).
+        Other arguments of the call, except `out` and `weights`. blocks, positions and weight_out may also be
+        (shape, dtype).
     device : str or gpufold.gpu.plan.Device, optional
         The GPU to plan for: the name of a model, such as "A100" or "RTX 4090", or its properties. The default is the
         device of a CuPy array, else an NVIDIA H200.

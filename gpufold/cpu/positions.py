@@ -42,9 +42,9 @@ AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 18, 1 << 19
 """Coordinates of blocks that are compared at a time, indices along all axes that are computed at a time, and bytes that
 are extracted at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS = 16, 16
-"""Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least blocks that are
-extracted from a view of all windows."""
+FEW_BLOCKS, MANY_BLOCKS, MANY_LARGE, SMALL_BLOCK = 16, 16, 64, 1 << 16
+"""Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least small and large
+blocks that are extracted from a view of all windows; most bytes of a small block."""
 
 LEAST_EACH, MOST_TOGETHER = 1 << 12, 1 << 17
 """Least bytes of a block for which it is tried to extract each block by its own array operation; most for which it is
@@ -266,7 +266,8 @@ def _take(
 ) -> None:
     """Extract weighted blocks; beyond the array is zero, or its nearest element."""
     rank, first, moves = positions.shape[1], blocks[0], not array.dtype.hasobject
-    side, size, many = first.shape[-rank:], first.nbytes, len(blocks) >= MANY_BLOCKS and moves
+    side, size = first.shape[-rank:], first.nbytes
+    many = moves and len(blocks) >= (MANY_BLOCKS if size <= SMALL_BLOCK else MANY_LARGE)
     alone = partial(_take_one_by_one, array, blocks, positions, weights, nearest)
     ways: list[list[_Share]] = [[(alone, np.arange(len(blocks)), LISTED)]]
     if many:
