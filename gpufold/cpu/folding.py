@@ -256,8 +256,7 @@ def _unfold_view(
     def copy(part: Index) -> None:
         move(*[array[part] for array in arrays])
 
-    most = view_of.most if most is None else most
-    for_each(copy, _parts_of_columns(view_of.of_blocks, most, view_of.lines, threads), threads)
+    for_each(copy, view_of.parts(view_of.most if most is None else most, threads), threads)
 
 
 _unfold_weighed = partial(_unfold_view, weigh=copy_and_multiply)
@@ -277,12 +276,10 @@ class _View:
     """Most elements of `of_blocks` in a part whose lines stay in the cache."""
     lines: Size
 
-
-@kept
-def _parts_of_columns(of_blocks: Size, most: int, lines: Size, threads: int) -> tuple[tuple[Index], ...]:
-    """Return the indices of parts of split columns, for a number of threads, as items for `for_each`."""
-    taps = (ALL,) * (len(of_blocks) - 2)
-    return tuple(((*part[:2], *taps, *part[2:]),) for part in parts_of(of_blocks, most, lines, threads))
+    def parts(self, most: int, threads: int) -> list[tuple[Index]]:
+        """Return the indices of parts of split columns, for a number of threads, as items for `for_each`."""
+        cut, taps = parts_of(self.of_blocks, most, self.lines, threads), (ALL,) * (len(self.of_blocks) - 2)
+        return [((*part[:2], *taps, *part[2:]),) for part in cut]
 
 
 @kept
