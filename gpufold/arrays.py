@@ -289,6 +289,13 @@ def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
         )
 
 
+def extended_call(call: Call, itemsize: int) -> tuple[Call, list[tuple[int, int]]]:
+    """Return a call on an array that is extended as far as its blocks reach, and the margins, or raise if it cannot."""
+    call, margins = call.extended
+    check_bytes(call, call.geometry.array_shape, itemsize)
+    return call, margins
+
+
 @lru_cache(maxsize=1024)
 def _bytes_of(shape: Size, itemsize: int) -> int:
     return prod(filter(None, shape)) * itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, check_bytes, device_of, library_of
+from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, check_bytes, device_of, extended_call, library_of
 from gpufold.calls import Average, Mode, Reduction, Variant
 from gpufold.compute import compute
 from gpufold.coverage import filled
@@ -82,8 +82,7 @@ def array_to_blocks(
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
     if call.fusion.mode != "constant":
         check_bytes(call, call.result_shape, array.dtype.itemsize)
-        call, margins = call.extended
-        check_bytes(call, call.geometry.array_shape, array.dtype.itemsize)
+        call, margins = extended_call(call, array.dtype.itemsize)
         library = library_of("array_to_blocks", "array", array)
         with device_of(library, array), in_memory_of("array_to_blocks", library):
             array = extended(library, library.arange, array, margins, mode)

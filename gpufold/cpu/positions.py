@@ -31,6 +31,7 @@ from gpufold.cpu.fused import Weights, weights_of_block
 from gpufold.cpu.tiles import parts_of
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
+from gpufold.geometry.integers import MOST_AXES
 from gpufold.keeping import kept
 from gpufold.threads import Ways, for_each, get_num_threads
 from gpufold.weights import least_weight
@@ -60,8 +61,8 @@ contiguous copy of the array is worthwhile."""
 BLOCK_BYTES, ELEMENT_BYTES = 1 << 16, 1 << 6
 """Bytes that are copied in the time of extracting a block beyond the border alone, and an element by index."""
 
-LISTED, MOST_AXES = 1 << 12, 64
-"""Most blocks whose positions are listed at a time, and most axes of a NumPy array."""
+LISTED = 1 << 12
+"""Most blocks whose positions are listed at a time."""
 
 FEW_ELEMENTS, FEW_BEYOND = 800, 8
 """Most elements of a block beyond the border that is extracted by index; most that are faster extracted one by one."""
@@ -123,18 +124,8 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
         for_each(_add_to_tile, [(blocks, array, weights, scatters, origin, positions, part) for part in cut], threads)
 
-    kind = (
-        _add,
-        extents,
-        blocks.dtype,
-        blocks.shape,
-        blocks.strides,
-        array.dtype,
-        array.strides,
-        scatters,
-        weights is None,
-    )
-    _ways_for(0, *kind).run(blocks.nbytes, on)
+    kind = _add, scatters, weights is None, extents, array.dtype, array.strides
+    _ways_for(0, *kind, blocks.dtype, blocks.shape, blocks.strides).run(blocks.nbytes, on)
 
 
 def _first_and_last(positions: Array) -> tuple[list[int], list[int]]:

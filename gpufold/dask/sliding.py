@@ -15,7 +15,7 @@ import dask.array as da
 import numpy as np
 
 from gpufold import blocks, sliding, space
-from gpufold.arrays import check_bytes, library_of, result_dtype
+from gpufold.arrays import extended_call, library_of, result_dtype
 from gpufold.calls import Call, Reduction, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import Chunks, axes_of, cut_result, geometry_of, known_array, lazily, spans_of, whole, zeros
@@ -125,8 +125,7 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
     """
     geometry = geometry_of(call, BlocksGeometry)
     if call.fusion.mode != "constant":
-        mode, (call, margins) = call.fusion.mode, call.extended
-        check_bytes(call, call.geometry.array_shape, array.dtype.itemsize)
+        mode, (call, margins) = call.fusion.mode, extended_call(call, array.dtype.itemsize)
         array = known_array("array_to_blocks", "array", extended(da, np.arange, array, margins, mode))
         geometry = geometry.extended
     lead, rank = len(geometry.lead), len(geometry.axes)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gpufold.arrays import as_positions, check_bytes, check_real
+from gpufold.arrays import as_positions, check_bytes, check_real, extended_call
 from gpufold.calls import Call
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
@@ -55,8 +55,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         raise TypeError(f"{name}: dtype must be one that JAX has without jax_enable_x64, got {call.dtype}; enable it")
     call = call._replace(dtype=kept)
     if name == "array_to_blocks" and call.fusion.mode != "constant":
-        call, margins = call.extended
-        check_bytes(call, call.geometry.array_shape, call.element.itemsize)
+        call, margins = extended_call(call, call.element.itemsize)
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
     check_bytes(call, call.result_shape, call.element.itemsize)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpufold import blocks, calls, outside, positions, sliding, space
-from gpufold.arrays import check_bytes
+from gpufold.arrays import check_bytes, extended_call
 from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
 from gpufold.elements import check_sums, check_weight_sums
@@ -68,8 +68,7 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
         if (mode := call.fusion.mode) != "constant":
             check_bytes(call, call.result_shape, call.element.itemsize)
             if not placed:
-                call, margins = call.extended
-                check_bytes(call, call.geometry.array_shape, call.element.itemsize)
+                call, margins = extended_call(call, call.element.itemsize)
                 data = tensors.extended(data, margins, mode)
             elif mode in BY_INDEX:
                 return _taken(data, places, call.geometry.block_shape, window, mode)
