@@ -51,10 +51,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         inside = inside && within(pixel[axis], p.size[axis]);
     if (!inside)
         return;
-    image += batch * p.image_batch + channel * p.image_channel;
+    image += to_int64(batch) * p.image_batch + to_int64(channel) * p.image_channel;
+    columns += to_int64(batch) * p.columns_batch + to_int64(channel) * p.columns_channel;
     unrolled_for (int axis = 0; axis < rank; ++axis)
         image += pixel[axis] * p.pixel_stride[axis];
-    const Accumulator element =
-        widen(columns[batch * p.columns_batch + channel * p.columns_channel + offset]);
+    const Accumulator element = widen(columns[offset]);
     add_atomically(image, narrow(weigh(element, weight_of<rank>(taps, window).value(true))));
 }

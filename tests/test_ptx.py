@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import POSITIONS_CASES, BlocksCase, SpaceCase, assert_same_bits, awkward_weights, window_of
+from cases import (
+    POSITIONS_CASES,
+    BlocksCase,
+    Case,
+    PositionsCase,
+    SpaceCase,
+    assert_same_bits,
+    awkward_weights,
+    window_of,
+)
 from executors import arrays_of, calls_of, plans_of, wide_offsets
 from faults import FAULTS
 from test_gpu import FUNCTIONS, SHORT_CASES, SLIDING, launches, symbols_of
@@ -106,6 +115,49 @@ def test_machine_code_gives_the_bits_of_the_numpy_path(name, architecture):
         assert_same_bits(arrays.weight_out, weights, "the sums of weights")
     assert np.any(want != 0)
     assert_same_bits(arrays.result.reshape(want.shape), want, f"{plan.symbol} for {architecture}: {call}")
+
+
+# ---- where planes are past 2**31 elements, and offsets in a plane are not
+
+
+FAR = (
+    Case("far", (6, 40), (2, 3), (1, 2), batch=1, channels=5),
+    BlocksCase("far", (5, 6, 40), (2, 3), (1, 2)),
+    SpaceCase("far", (6, 5, 4, 12), (1, 1, 2, 3), (0,) * 4, (0,) * 4),
+    PositionsCase("far", (6, 40), (2, 3), 48, lead=(5,)),
+)
+AXES = {"blocks_to_array": (0, 0), "array_to_blocks": (0, 0), "add_blocks": (1, 0), "take_blocks": (0, 1)}
+"""The axes of five planes in what an operation reads and writes; of others it is the second."""
+
+
+def far_apart(array, axis):
+    """Copy an array to memory where its last plane is past 2**31 elements."""
+    strides = list(array.strides)
+    strides[axis] = array.itemsize * (2**31 // (4 * (array.shape[axis] // 5)) + 1)
+    span = array.itemsize + sum((count - 1) * step for count, step in zip(array.shape, strides, strict=True))
+    far = np.ndarray(array.shape, array.dtype, hostcuda.untouched(span), 0, strides)
+    far[...] = array
+    return far
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("which", ["input", "result"])
+@pytest.mark.parametrize("operation", [operation for case in FAR for operation in case.operations])
+def test_planes_are_found_past_32_bits(operation, which):
+    (call,) = (call for case in FAR for call in calls_of(case, "bool") if call.operation == operation)
+    if operation in ("col2im", "blocks_to_array") and which == "result":  # of a part of an array, which is added to
+        call = call.with_options(accumulate=True)
+    arrays = arrays_of(call, np.zeros(call.described().result_shape, bool))
+    want = call.into(arrays.result.copy(), call.read)
+    axis = AXES.get(operation, (1, 1))[which == "result"]
+    far = arrays._replace(**{which: far_apart(getattr(arrays, which), axis)})
+    found = set()
+    for plan in plans_of(call, "auto", far):
+        found.add(dict(plan.defines)["OFFSET"])
+        far.result[...] = arrays.result
+        hostcuda.work(plan, far)
+        assert_same_bits(np.ascontiguousarray(far.result), want, plan)
+    assert "int" in found
 
 
 # ---- and each line of inline PTX has a fault that one of these cases must notice

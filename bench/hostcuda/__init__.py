@@ -4,6 +4,6 @@ from . import cubin
 from .build import unavailable
 from .execute import Arrays, run
 from .machine import work
-from .memory import Fault
+from .memory import Fault, untouched
 
-__all__ = ["Arrays", "Fault", "cubin", "run", "unavailable", "work"]
+__all__ = ["Arrays", "Fault", "cubin", "run", "unavailable", "untouched", "work"]

@@ -22,6 +22,12 @@ GUARD = 4096
 ALIGNMENT = 256
 """Alignment of a GPU's allocator."""
 
+FAR = 1 << 26
+"""Bytes from plane to plane above which memory between planes is left untouched."""
+
+NO_RESERVE = 0x4000
+"""Linux's flag for memory that may be more than the system has."""
+
 
 class Fault(Exception):
     """An error of a kernel; the message says what it did, and where in its source."""
@@ -30,6 +36,12 @@ class Fault(Exception):
 def poison(dtype: np.dtype[Any]) -> NDArray:
     """Return an element of unwritten memory."""
     return np.frombuffer(bytes([POISON]) * dtype.itemsize, dtype)
+
+
+def untouched(size: int) -> NDArray:
+    """Return memory, from the begin of a page, of which the system provides the pages that are touched."""
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE
+    return np.frombuffer(mmap.mmap(-1, size, flags), np.uint8)
 
 
 class Placed:
@@ -51,8 +63,15 @@ class Placed:
         self.span = sum(map(abs, steps)) + array.itemsize
         self.front = GUARD + (low - owner.__array_interface__["data"][0]) % ALIGNMENT
         self.offset = self.front + address - low
-        self.memory = np.frombuffer(mmap.mmap(-1, self.front + self.span + GUARD), np.uint8)  # which starts a page
-        self.memory[...] = POISON
+        self.memory = untouched(self.front + self.span + GUARD)
+        apart = [(abs(step), count) for step, count in zip(array.strides, array.shape, strict=True) if count > 1]
+        step, count = max(apart, default=(0, 1))
+        step, count = (step, count) if step > FAR else (0, 1)
+        plane = self.memory.size - (count - 1) * step
+        self.parts = [slice(number * step, number * step + plane) for number in range(count)]
+        """The memory of elements and the guards around them, plane by plane if these are far apart."""
+        for part in self.parts:
+            self.memory[part] = POISON
         self.start = self.memory.__array_interface__["data"][0]
         self.array = array
         self.view = np.ndarray(array.shape, array.dtype, self.memory, self.offset, array.strides)
@@ -78,6 +97,7 @@ class Placed:
         elif self.view.tobytes() != self.array.tobytes():
             raise Fault(f"{name} is const, and the kernel wrote to it")
         self.view[...] = poison(self.array.dtype)
-        touched = np.flatnonzero(self.memory != POISON)
-        if touched.size:
-            raise Fault(f"the kernel wrote outside {name}, at byte {touched[0] - self.offset} from its first")
+        for part in self.parts:
+            touched = part.start + np.flatnonzero(self.memory[part] != POISON)
+            if touched.size:
+                raise Fault(f"the kernel wrote outside {name}, at byte {touched[0] - self.offset} from its first")
