@@ -44,7 +44,8 @@ from gpufold.gpu import launch
 runtime = cupy.cuda.runtime
 print("driver", runtime.driverGetVersion(), "runtime", runtime.runtimeGetVersion())
 for number in range(runtime.getDeviceCount()):
-    print(launch.device(number), runtime.memGetInfo())
+    with cupy.cuda.Device(number):
+        print(launch.device(number), runtime.memGetInfo())
 """
 
 LONGEST = "-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true"

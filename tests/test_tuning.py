@@ -116,6 +116,22 @@ def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
     assert [kernel.function for kernel in launched] == [rule, winner, winner]
 
 
+def test_a_kernel_that_fails_to_compile_is_left_out(cupy, clock, monkeypatch):
+    _, other, *_ = plans = tuple(registry.candidates(problem(FOLD, device(cupy))))
+    load = launch.load
+
+    def fails(source, defines, symbol):
+        if (symbol, defines) == (other.symbol, other.defines):
+            raise cupy.cuda.compiler.CompileException("no such instruction")
+        return load(source, defines, symbol)
+
+    monkeypatch.setattr(launch, "load", fails)
+    with gpufold.autotune():
+        assert_answer(cupy, FOLD)
+    (seconds,) = tuning.known(device(cupy)).values()
+    assert set(seconds) == set(tuning.labels(plans)) - {tuning.labels(plans)[1]}
+
+
 def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
     """From its first byte on, where its first element lies last."""
     wide = np.zeros((*IN_PLACE.data.shape, 2), np.int32)

@@ -91,6 +91,10 @@ class OutOfMemoryError(MemoryError):
     """A pool or a device is out of memory."""
 
 
+class CompileException(Exception):
+    """NVRTC failed to compile a kernel."""
+
+
 # ---------------------------------------------------------------------------------------------
 # Devices and streams
 
@@ -768,6 +772,7 @@ def cupy():
     cuda = SimpleNamespace(
         **{each.__name__: each for each in classes},
         alloc=alloc,
+        compiler=SimpleNamespace(CompileException=CompileException),
         driver=SimpleNamespace(CUDADriverError=CUDADriverError),
         get_current_stream=get_current_stream,
         get_elapsed_time=get_elapsed_time,

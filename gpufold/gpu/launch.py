@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from math import gcd, prod
@@ -136,8 +137,9 @@ def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None
         flushed, flushed_memory = allocate(problem.device.l2_bytes)
         runs = {}
         for label, plan in zip(tuning.labels(plans), plans, strict=True):
-            loaded = Kernel.of(plan, prod(result[0]) * result[3])
-            runs[label] = partial(loaded.launch, (data, written, weight_out, positions, window), stream, allocate)
+            with suppress(RuntimeError, cupy.cuda.compiler.CompileException):  # left out, as runs that fail
+                loaded = Kernel.of(plan, prod(result[0]) * result[3])
+                runs[label] = partial(loaded.launch, (data, written, weight_out, positions, window), stream, allocate)
         seconds = tuning.race(runs, partial(clock, on, flushed, problem.device.l2_bytes))
         del held, flushed_memory, runs
         if seconds:
