@@ -22,7 +22,7 @@ ALL = slice(None)
 
 LONG_ROW, SHORT_ROW, MANY_PLACES, MANY_ELEMENTS = 512, 16, 32, 1 << 14
 """Most bytes of a row that is copied as one element, or place by place, where single bytes count twice; most places;
-elements of an array above which that is faster."""
+elements of an array above which that is faster. Longer rows are added to zero without a copy."""
 
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
@@ -93,6 +93,16 @@ def repeated(array: Array, shape: Size) -> Array:
 def dtype_of_row(size: int) -> np.dtype[Any]:
     """Return a dtype with the size of a row, in bytes."""
     return np.dtype(f"u{size}" if size in (1, 2, 4, 8) else (np.void, size))
+
+
+def row_bytes(first: Array, second: Array) -> int:
+    """Return the bytes of rows that are contiguous in both arrays, which have one shape and dtype."""
+    size = first.itemsize
+    for step, axis in sorted([(step, axis) for axis, step in enumerate(second.strides) if second.shape[axis] > 1]):
+        if not step == first.strides[axis] == size:
+            break
+        size *= second.shape[axis]
+    return size
 
 
 def copy_rows(elements: Array, copy: Array) -> None:

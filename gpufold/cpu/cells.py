@@ -11,7 +11,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gpufold.cores import cache_bytes
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
+from gpufold.cpu.arithmetic import (
+    ALL,
+    LONG_ROW,
+    Array,
+    Index,
+    add_pairs,
+    copy_rows,
+    multiply,
+    row_bytes,
+    shorten_buffers,
+    spread,
+)
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Segment, groups_of, groups_phases, plan_of, segments_of
 from gpufold.keeping import kept
@@ -162,44 +173,58 @@ def _split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple([number for number, axis in enumerate(axes) if axis.stride > 1])
 
 
-def _move(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, apart: slice) -> None:
+def _move(
+    columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, apart: slice, sums: bool
+) -> None:
     """Copy columns that do not overlap into an image and write each of its elements.
 
     Of the axes with a stride, the phases along those in `apart` are copied one after another, and all phases of a cell
-    along the others at once. The caller of a sum adds +0: sums start from it, and are never -0.0.
+    along the others at once. Sums start from +0, and are never -0.0.
     """
     order, pieces = cell_way(axes, False, _split(axes)[apart], True)
     columns = columns.transpose(order)
     weights = None if weights is None else weights.transpose(order)
+    zero, sums = np.zeros((), image.dtype), sums and image.dtype.kind in "fc"
     if not plan_of(axes).once:
-        image[...] = np.zeros((), image.dtype)
+        image[...] = zero
+    copied = False
     for piece in pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
-            multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
+            some, into = columns[column_index], cells[cell_index]
+            if sums and weights is None and some.dtype == into.dtype and row_bytes(some, into) > LONG_ROW:
+                np.add(some, zero, into)
+            else:
+                multiply(some, None if weights is None else weights[column_index], into)
+                copied = True
+    if sums and copied:
+        np.add(image, zero, image)
 
 
-MOVES = _together, _last_apart, _all_apart = [partial(_move, apart=some) for some in (slice(0), slice(-1, None), ALL)]
+_APART = slice(0), slice(-1, None), ALL
+MOVES, SUMS = ([partial(_move, apart=some, sums=sums) for some in _APART] for sums in (False, True))
+"""The ways to copy columns that are only moved, or summed: all phases of a cell together, those along the last axis
+apart, and all apart."""
 
 
 @kept
 def ways_to_move(
-    shape: Size, strides: Size, axes: tuple[Axis, ...], pixels: int, itemsize: int
+    shape: Size, strides: Size, axes: tuple[Axis, ...], pixels: int, itemsize: int, sums: bool = False
 ) -> tuple[tuple[int, Callable[..., None]], ...]:
     """Return the ways to copy columns into an image of some pixels, each with the most pixels of a tile.
 
     The likely fastest is first. If the blocks along the last axis are not the closest, it may be to copy the phases one
     after another along all axes, because every copy then reads what is contiguous. Large images may be faster in tiles.
     """
-    split = _split(axes)
+    split, (together, last_apart, all_apart) = _split(axes), SUMS if sums else MOVES
     if not split or axes[split[-1]].stride >= LONG_STRIDE:
-        ways = [_together]
+        ways = [together]
     else:
         some = [*range(2), *range(2 + len(axes), len(shape))]
         closest = min((abs(strides[number]) for number in some if shape[number] > 1), default=0)
         cell = itemsize * prod(axis.size for axis in axes[split[-1] + 1 :]) * axes[split[-1]].stride
-        ways = [_last_apart, _together] if cell < LONG_CELL else [_together, _last_apart]
-        ways += [_all_apart] * (len(split) > 1 and abs(strides[-1]) > closest)
+        ways = [last_apart, together] if cell < LONG_CELL else [together, last_apart]
+        ways += [all_apart] * (len(split) > 1 and abs(strides[-1]) > closest)
     tile = MOVED_BYTES // max(1, itemsize)
     return *((pixels, way) for way in ways), *((tile, way) for way in ways[:1] if 2 * tile < pixels)
 

@@ -26,7 +26,7 @@ from gpufold.cpu.arithmetic import (
     spread,
 )
 from gpufold.cpu.cells import (
-    MOVES,
+    SUMS,
     adds_rows,
     fold_cells,
     taps_are_closest,
@@ -88,7 +88,7 @@ def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: Fu
     if moved:
         scratch = not fused.move and (narrow or fused.accumulate or fused.reduction != "sum")
         pixels = most if scratch else max(1, image.size)
-        return Ways(*ways_to_move(columns.shape, columns.strides, axes, pixels, image.itemsize))
+        return Ways(*ways_to_move(columns.shape, columns.strides, axes, pixels, image.itemsize, not fused.move))
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
     at_once = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
@@ -120,7 +120,7 @@ def _fold_tile(
     if fused.move:
         return algorithm(columns, image, axes, None)
     accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
-    narrow, moves = accumulator != image.dtype, algorithm in MOVES
+    narrow, moves = accumulator != image.dtype, algorithm in SUMS
     if narrow and moves and weights is None and not fused.accumulate and columns.dtype == image.dtype:
         bits = np.dtype(f"u{image.itemsize}")
         words = image.view(bits)
@@ -134,8 +134,6 @@ def _fold_tile(
         shifts = bare and can_shift(columns)
         terms = shifted(columns) if shifts else widened(columns)
     algorithm(terms, total, axes, weights)
-    if moves and total.dtype.kind in "fc":
-        np.add(total, np.zeros((), total.dtype), total)  # sums start from +0, and are never -0.0
     if fused.reduction != "sum":
         average(total, axes, fused)
     if fused.accumulate:

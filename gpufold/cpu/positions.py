@@ -16,7 +16,6 @@ from gpufold.calls import Call
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
     ALL,
-    PRODUCTS,
     Array,
     Index,
     add_pairs,
@@ -43,9 +42,11 @@ AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 18, 1 << 19
 """Coordinates of blocks that are compared at a time, indices along all axes that are computed at a time, and bytes that
 are extracted at a time."""
 
-FEW_BLOCKS, MANY_BLOCKS, MANY_LARGE, SMALL_BLOCK = 16, 16, 64, 1 << 16
-"""Most small blocks that are added one by one, because finding the blocks of a tile takes longer; least small and large
-blocks that are extracted from a view of all windows; most bytes of a small block."""
+FEW_BLOCKS, FEW_BYTES = 16, 5 << 20
+"""Most blocks that are added one by one, and their most bytes: finding the blocks of a tile takes longer."""
+
+MANY_BLOCKS, MANY_LARGE, SMALL_BLOCK = 16, 64, 1 << 16
+"""Least small and large blocks that are extracted from a view of all windows; most bytes of a small block."""
 
 LEAST_EACH, MOST_TOGETHER = 1 << 12, 1 << 17
 """Least bytes of a block for which it is tried to extract each block by its own array operation; most for which it is
@@ -91,7 +92,7 @@ def add_blocks(
         if weights is not None and weights.dtype == weight_out.dtype:
             terms, factors = weights, None
         added.append((repeated(terms, (geometry.count, *geometry.block_shape)), weight_out, factors))
-    few = len(blocks) <= FEW_BLOCKS and blocks.size <= PRODUCTS
+    few = len(blocks) <= FEW_BLOCKS and blocks.nbytes <= FEW_BYTES
     placed = _placed(positions.tolist(), geometry.block_shape, geometry.size) if few else ()
     met = [(pixels, (number, *taps)) for number, pixels, taps in placed]
     with np.errstate(all="ignore"):
