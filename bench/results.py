@@ -64,7 +64,14 @@ class Row:
         return other / ours if ours and other else None
 
 
-OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient", "gpufold.jax", "two passes")
+OTHER_WORK = (
+    "gpufold.torch",
+    "torch, gradient",
+    "gpufold.torch, gradient",
+    "gpufold.jax",
+    "gpufold.map_tiles",
+    "two passes",
+)
 """Candidates that do not count as fastest peers: gpufold's own, and those with a gradient."""
 
 

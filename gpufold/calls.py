@@ -71,7 +71,7 @@ _UNFOLD = "per_block", "packed", "runs", "staged", "taps"
 VARIANTS = {
     "col2im": _FOLD,
     "im2col": _UNFOLD,
-    "batch_to_space": ("index_map", "packed"),
+    "batch_to_space": ("packed", "index_map"),
     "space_to_batch": ("per_block",),
     "blocks_to_array": _FOLD,
     "array_to_blocks": _UNFOLD,

@@ -46,10 +46,7 @@ def random_bits(shape, dtype, seed=0):
 
 def operand(array):
     """Describe an array whose memory starts on a multiple of 256 bytes, as a GPU's allocations do."""
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    offset = array.__array_interface__["data"][0] - hostcuda.owner_of(array).__array_interface__["data"][0]
     strides = tuple(stride // array.itemsize for stride in array.strides)
     return Operand(array.shape, strides, (offset & -offset) or 256)
 

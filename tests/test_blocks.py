@@ -13,7 +13,6 @@ from executors import Arrays, Call, operand, run
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
@@ -54,19 +53,6 @@ def test_weights_may_lie_anywhere(executor):
         plan, arrays = run(call, "gather_pixels", executor=executor)
         assert plan.symbol == "col2im_gather_words"
         assert_same_bits(arrays.result, call.on(blocks))
-
-
-def test_leading_axes_that_are_walked_as_one_are_planes():
-    geometry = array_to_blocks_geometry((2, 3, 4, 8, 9), (2, 3), 1)
-    contiguous = Operand.contiguous(geometry.blocks_shape).strides, Operand.contiguous(geometry.array_shape).strides
-    sliding, _, _ = blocks_as_columns(geometry, *contiguous)
-    assert (sliding.planes, len(sliding.axes)) == (24, 2)
-    apart = (contiguous[0], (8 * 9, 2 * 8 * 9, 6 * 8 * 9, 9, 1))
-    sliding, columns, image = blocks_as_columns(geometry, *apart)
-    assert sliding.lead == (2, 3)
-    assert sliding.size == (4, 8, 9)
-    assert image == apart[1]
-    assert columns == (*contiguous[0][:2], 0, *contiguous[0][5:], *contiguous[0][2:5])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -268,6 +268,14 @@ BAD_CALLS = [
             (">f8", "f4", "result's dtype float32 or float64, got >f8"),
         )
     ),
+    *(
+        (
+            adding(array=ARRAY.astype(narrow), blocks=TILES.astype(wide), weights=np.ones(3, "f4")),
+            TypeError,
+            ["array must have the result's dtype", f"got {np.dtype(narrow)}"],
+        )
+        for narrow, wide in (("f4", "c8"), ("f4", "i4"), ("f2", "f4"))
+    ),
     (adding(array=ARRAY.astype("U1"), blocks=TILES.astype("U1")), TypeError, ["blocks has dtype <U1"]),
     *(
         (make(positions=bad), error, ["positions must be", *facts])

@@ -44,6 +44,7 @@ from numpy.lib.array_utils import byte_bounds
 from test_kernels import ROWS, assert_answer, compare, drawn, drawn_call, expected, laid_out
 
 import gpufold
+from bench import hostcuda
 from gpufold.calls import MODES
 from gpufold.gpu.plan import H200
 from gpufold.gpu.registry import candidates, choose
@@ -226,10 +227,8 @@ class Room:
     """An array where another lies: of the same strides, and at the same offset from an allocation."""
 
     def __init__(self, cupy, host):
-        owner = self.host = host
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        low, high = byte_bounds(owner)
+        self.host = host
+        low, high = byte_bounds(hostcuda.owner_of(host))
         self.bytes = np.frombuffer((ctypes.c_char * (high - low)).from_address(low), np.uint8)
         self.memory, self.offset = cupy.asarray(self.bytes), host.__array_interface__["data"][0] - low
         self.array = cupy.ndarray(host.shape, host.dtype, self.memory.data + self.offset, host.strides)

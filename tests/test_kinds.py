@@ -155,21 +155,6 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
         assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
 
 
-@every_kind
-@pytest.mark.parametrize(
-    ("dtype", "narrow"),
-    [("complex64", "float32"), ("int32", "float32"), ("float32", "float16")],
-)
-def test_weighted_blocks_that_the_array_does_not_hold_are_refused(kind, dtype, narrow):
-    it, weights = KINDS[kind], converted(kind, np.ones(3, np.float32), "weights")
-    array, blocks = it.to(values((2, 6, 7), narrow)), it.to(values((3, 2, 2, 3), dtype))
-    for function in (gpufold.add_blocks, *[gpufold.add_blocks_] * (kind in (*ARRAYS, "torch"))):
-        with pytest.raises(
-            TypeError, match=f"^{function.__name__}: array must have the result's dtype .*, got {narrow}"
-        ):
-            function(array, blocks, POSITIONS, weights=weights)
-
-
 @kinds("numpy", "cupy", "torch", "jax")
 @pytest.mark.parametrize("dtype", [f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (1, 2, 4, 8)])
 def test_positions_of_every_integer_are_where_they_say(kind, dtype):

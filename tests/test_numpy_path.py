@@ -300,20 +300,6 @@ def test_tiles_of_short_blocks_is_faster_by_index_enough_to_be_copied(dtype, mon
 # Blocks at positions
 
 
-@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
-@pytest.mark.parametrize("dtype", ["f4", "f2"])
-@pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
-def test_blocks_are_added_and_extracted_some_at_a_time(small, dtype, lead, monkeypatch):
-    monkeypatch.setattr(on_positions, "_is_faster_by_index", lambda blocks, rank: small)
-    monkeypatch.setattr(on_positions, "AT_ONCE", 150)
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
-    out, blocks = values((*lead, 80, 70), dtype), values((400, *lead, 2, 3), dtype, 1)
-    positions = np.random.default_rng(0).integers(-2, 82, (400, 2))
-    want = definition.add_blocks(out, blocks, positions)
-    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
-    assert_same_bits(gpufold.take_blocks(out, positions, (2, 3)), definition.take_blocks(out, positions, (2, 3)))
-
-
 VIEWS = {
     "backwards": lambda array, room, dtype: array[::-1],
     "backwards along every axis": lambda array, room, dtype: array[::-1, ::-1],

@@ -203,8 +203,6 @@ def test_the_means_on_a_cpu_are_those_of_the_saved_runs():
     fastest, loop, of_one, loop_of_one = means
     assert f"gpufold takes {fastest} times as long as the fastest peer, and {loop} times as long as the loop" in text
     assert f"one thread it takes {of_one} and {loop_of_one} times as long" in text
-    col2im = dict(zip(*by_operation(Run.load(ROOT / SAVED))[:2], strict=True))
-    assert f"{col2im['torch']} as fast as torch's `fold`, {col2im['loop']} as fast as a NumPy loop" in README
 
 
 def test_the_shares_of_a_copy_s_speed_are_those_of_the_saved_run():

@@ -4,6 +4,6 @@ from . import cubin
 from .build import unavailable
 from .execute import Arrays, run
 from .machine import work
-from .memory import Fault, untouched
+from .memory import Fault, owner_of, untouched
 
-__all__ = ["Arrays", "Fault", "cubin", "run", "unavailable", "untouched", "work"]
+__all__ = ["Arrays", "Fault", "cubin", "owner_of", "run", "unavailable", "untouched", "work"]

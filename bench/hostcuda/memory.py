@@ -44,6 +44,13 @@ def untouched(size: int) -> NDArray:
     return np.frombuffer(mmap.mmap(-1, size, flags), np.uint8)
 
 
+def owner_of(array: NDArray) -> NDArray:
+    """Return the array that an array is a view of, or the array itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 class Placed:
     """An array copied to memory like a GPU's, between guards; child processes share that memory.
 
@@ -57,9 +64,7 @@ class Placed:
         address = array.__array_interface__["data"][0]
         steps = [max(size - 1, 0) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
         low = address + sum(step for step in steps if step < 0)
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = owner_of(array)
         self.span = sum(map(abs, steps)) + array.itemsize
         self.front = GUARD + (low - owner.__array_interface__["data"][0]) % ALIGNMENT
         self.offset = self.front + address - low

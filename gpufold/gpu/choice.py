@@ -104,15 +104,6 @@ def _stores_better_in_runs(view: View) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# batch_to_space
-
-
-def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the kernel that packs words."""
-    yield "packed", ""
-
-
-# ---------------------------------------------------------------------------------------------
 # add_blocks
 
 BINNED_MIN_TESTS = 1 << 20

@@ -30,7 +30,7 @@ _IM2COL = _by_name(im2col.per_block, im2col.packed, runs, staged, im2col.taps)
 VARIANTS: Mapping[str, Mapping[str, Variant]] = {
     "col2im": _COL2IM,
     "im2col": _IM2COL,
-    "batch_to_space": _by_name(space.index_map, space.packed),
+    "batch_to_space": _by_name(space.packed, space.index_map),
     "space_to_batch": _by_name(space.per_block),
     "blocks_to_array": _COL2IM,
     "array_to_blocks": _IM2COL,
@@ -43,12 +43,11 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
 RULES: Mapping[str, Preferences] = {
     "col2im": choice.of_col2im,
     "im2col": choice.of_im2col,
-    "batch_to_space": choice.of_batch_to_space,
     "blocks_to_array": choice.of_col2im,
     "array_to_blocks": choice.of_im2col,
     "add_blocks": choice.of_add_blocks,
 }
-"""Heuristics of the operations with several variants."""
+"""Heuristics of operations, before the order of the table."""
 
 
 def _plans_by(variant: Variant, problem: Problem) -> tuple[Plan, ...]:
