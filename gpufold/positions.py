@@ -116,7 +116,10 @@ def add_blocks(
     if out is not None and not is_same(library, out, array):
         check_apart("add_blocks", library, "out", out, [("array", array)])
         copy_into(library, out, array)
-    add_into(call, library, (blocks, sums, places, None), factors, by_block)
+    if by_block is None:
+        run(call, library, blocks, sums, factors, places)
+    else:
+        add_weighted(call, library, (blocks, sums, places, None), factors, by_block)
     return sums  # type: ignore[no-any-return]
 
 
@@ -174,7 +177,10 @@ def add_blocks_(
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         raise type(error)(said) from None
-    add_into(call, library, (blocks, array, places, weight_out), factors, by_block)
+    if by_block is None:
+        run(call, library, blocks, array, factors, places, weight_out)
+    else:
+        add_weighted(call, library, (blocks, array, places, weight_out), factors, by_block)
     return array  # type: ignore[return-value]
 
 
@@ -188,17 +194,16 @@ def _described(
     if options.get("weight_out") is not None:
         check_library("add_blocks", "weight_out", options["weight_out"], library, "array")
     call = calls.add_blocks(array, blocks, places, **options)
-    return library, call, places, weights_of_blocks(call, library, weights, blocks)
+    return library, call, places, None if weights is None else weights_of_blocks(call, library, weights, blocks)
 
 
-def add_into(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
-    """Add checked blocks, in (blocks, array, positions, weight_out), with a window and one weight per block.
+def add_weighted(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
+    """Add checked blocks, in (blocks, array, positions, weight_out), with a window, if any, and one weight per block.
 
-    If there are weights per block, the blocks are multiplied first, some at a time.
+    The blocks are multiplied first, some at a time.
     """
     blocks, array, places, weight_out = arrays
-    if weights is None or not array.size:
-        run(call, library, blocks, array, window, places, weight_out)
+    if not array.size:
         return
     geometry: Any = call.geometry
     least = 0.0 if weight_out is None else least_weight(call.element.weight_bytes, "mean")

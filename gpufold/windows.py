@@ -77,9 +77,7 @@ def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
 
 
 def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any) -> Any:
-    """Check the weights of blocks, if any, and return them in the dtype of a window's."""
-    if weights is None:
-        return None
+    """Check the weights of blocks, and return them in the dtype of a window's."""
     operation, wanted = call.operation, call.element.weight_dtype
     check_library(operation, "weights", weights, library, "blocks")
     check_block_weights(operation, weights, call.dtype, len(blocks))

@@ -33,7 +33,7 @@ from gpufold.dispatch import linked
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import suggests_keywords
 from gpufold.outside import extended, in_memory_of, period_of
-from gpufold.positions import add_into
+from gpufold.positions import add_weighted
 from gpufold.positions import average as average_chunk
 from gpufold.windows import check_block_weights, narrowed
 
@@ -211,9 +211,12 @@ def _add_chunk(
         pieces = [library.concatenate(pieces)]
         positions, numbers = [np.concatenate(positions)], [np.concatenate(numbers)]
     for blocks, places, chosen in zip(pieces, positions, numbers, strict=True):
-        by_block = None if weights is None else weights[library.asarray(chosen)]
-        arrays = blocks, result, library.asarray(places), None
-        add_into(_part_of(call, len(places), out), library, arrays, window, by_block)
+        part, some = _part_of(call, len(places), out), library.asarray(places)
+        if weights is None:
+            run(part, library, blocks, result, window, some)
+        else:
+            arrays = blocks, result, some, None
+            add_weighted(part, library, arrays, window, weights[library.asarray(chosen)])
     return result
 
 
