@@ -444,6 +444,44 @@ def test_chunks_are_whatever_dask_takes(name):
             call(chunks=["32B", "1KiB"])
 
 
+UNLIKE = {  # functions of an array (2, 4, 6) of chunks, or of its tiles (2, 4, 6) at positions
+    "col2im": lambda array: gpufold.dask.col2im(array, (3, 4), (2, 2)),
+    "im2col": lambda array: gpufold.dask.im2col(array, (2, 2)),
+    "blocks_to_array": lambda array: gpufold.dask.blocks_to_array(array, (2, 9), (6,)),
+    "array_to_blocks": lambda array: gpufold.dask.array_to_blocks(array, (2, 2)),
+    "batch_to_space": lambda array: gpufold.dask.batch_to_space(array, (1, 2, 1)),
+    "space_to_batch": lambda array: gpufold.dask.space_to_batch(array, (1, 2, 2)),
+    "add_blocks": lambda array: gpufold.dask.add_blocks(da.zeros((9, 9), dtype="f4"), array, [(0, 1), (5, 3)]),
+    "add_blocks, array": lambda array: gpufold.dask.add_blocks(array, da.ones((1, 2, 3, 3), dtype="f4"), [(1, 1)]),
+    "take_blocks": lambda array: gpufold.dask.take_blocks(array, [(0, 1), (2, 3)], (2, 2)),
+    "stitch": lambda array: gpufold.dask.stitch(array, [(0, 1), (5, 3)], (9, 9)),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("given", [np.ones((2, 4, 6)), np.ones((2, 3, 6), "f4")], ids=["dtype", "shape"])
+def test_a_chunk_that_its_array_does_not_declare_is_refused(name, given):
+    """dask compares neither; kernels would read what is not there."""
+    array = da.from_delayed(dask.delayed(given), (2, 4, 6), "f4")
+    with pytest.raises(ValueError, match=r"a chunk must have the dtype float32 and last axes|reshape"):
+        UNLIKE[name](array).compute()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (da.ma.masked_less(da.ones((2, 3)), 0), "a masked array"),
+        (da.ones((2, 3), chunks=1).astype(object), "blocks has dtype object"),
+        (da.ones((5, 3))[da.ones(5) > 0], "blocks must have chunks of known sizes"),
+    ],
+    ids=["masked", "objects", "unknown"],
+)
+def test_a_stitcher_keeps_no_batch_that_it_cannot_stitch(blocks, said):
+    stitcher = gpufold.Stitcher((6,), 3)
+    with pytest.raises((TypeError, ValueError), match=rf"^Stitcher\.add: .*{said}"):
+        stitcher.add(blocks, [[0], [3]])
+
+
 # ---------------------------------------------------------------------------------------------
 # Processes
 

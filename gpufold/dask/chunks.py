@@ -11,6 +11,7 @@ from functools import wraps
 from itertools import accumulate, pairwise
 from math import prod
 from operator import getitem
+from types import ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import dask
@@ -25,6 +26,7 @@ from gpufold.calls import Call, check_dtype
 from gpufold.compute import check_variant
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
+from gpufold.elements import name_of
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.given import check_kind, shown, type_name
 from gpufold.names import suggests_keywords
@@ -53,6 +55,21 @@ def known_array(operation: str, name: str, array: Any) -> da.Array:
             some = [at for at, size in enumerate(sizes) if size] or [0]
             known = known.blocks[(*(slice(None),) * axis, some)]
     return known
+
+
+def known_chunk(operation: str, chunk: Any, dtype: str, size: Sequence[int]) -> ModuleType:
+    """Return the library of a chunk; raise unless it has the dtype, and along the last axes the size, of its array.
+
+    Kernels read what the array declares, and dask does not compare the two.
+    """
+    library = library_of(operation, "a chunk", chunk)
+    if name_of(chunk.dtype) != dtype or chunk.shape[len(chunk.shape) - len(size) :] != tuple(size):
+        raise ValueError(
+            f"{operation}: a chunk must have the dtype {dtype} and last axes {tuple(size)} that its dask array "
+            f"declares, got {chunk.dtype} and shape {chunk.shape}; pass the right dtype and chunks where the array is "
+            f"made, such as to map_blocks"
+        )
+    return library
 
 
 def checked(call: Call, array: Any, window: Any = None) -> Any:

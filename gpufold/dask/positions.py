@@ -24,6 +24,7 @@ from gpufold.dask.chunks import (
     intersections,
     key_of,
     known_array,
+    known_chunk,
     known_positions,
     near_positions,
     new_array,
@@ -73,7 +74,8 @@ def add_blocks(
     name = f"add_blocks-{tokenize(call, array, blocks, positions, factors, by_block)}"
     graph: dict[Any, Any] = {}
     for index, pieces, places, numbers in add_pieces(graph, name, call, blocks, positions, array.chunks):
-        work = partial(_add_chunk, call=call, positions=places, numbers=numbers)
+        size = [sizes[at] for sizes, at in zip(array.chunks, index, strict=True)]
+        work = partial(_add_chunk, call=call, size=size, positions=places, numbers=numbers)
         chunk = (array.name, *index)
         graph[name, *index] = (work, chunk, pieces, key_of(factors), key_of(by_block)) if pieces else chunk
     return new_array(name, graph, (array, blocks, factors, by_block), array.chunks, np.dtype(call.dtype))
@@ -122,7 +124,8 @@ def take_blocks(
         takes = []
         for box, (_, numbers) in zip(boxes, met, strict=True):
             begin = [along.start for along in box]
-            takes.append(partial(_take_chunk, call=call, positions=positions[numbers] - begin))
+            size = [*map(len, box)]
+            takes.append(partial(_take_chunk, call=call, positions=positions[numbers] - begin, size=size))
         numbers_in_part = [numbers - span.start for _, numbers in met]
         join = partial(
             _join_blocks, call=call, positions=positions[span.start : span.stop], numbers=numbers_in_part, boxes=boxes
@@ -203,15 +206,24 @@ def _part_of(call: Call, count: int, array: Any) -> Call:
 
 
 def _add_chunk(
-    out: Any, pieces: list[Any], window: Any, weights: Any, *, call: Call, positions: list[Any], numbers: list[Any]
+    out: Any,
+    pieces: list[Any],
+    window: Any,
+    weights: Any,
+    *,
+    call: Call,
+    size: list[int],
+    positions: list[Any],
+    numbers: list[Any],
 ) -> Any:
     """Add the blocks that intersect a chunk to a copy of it, piece after piece."""
-    library, result = library_of(call.operation, "a chunk", out), out.copy(order="C")
+    library, result = known_chunk(call.operation, out, call.dtype, size), out.copy(order="C")
     if call.element.is_half:  # is rounded once
         pieces = [library.concatenate(pieces)]
         positions, numbers = [np.concatenate(positions)], [np.concatenate(numbers)]
     for blocks, places, chosen in zip(pieces, positions, numbers, strict=True):
         part, some = _part_of(call, len(places), out), library.asarray(places)
+        known_chunk(call.operation, blocks, call.data_dtype or call.dtype, part.data_shape[1:])
         if weights is None:
             run(part, library, blocks, result, window, some)
         else:
@@ -220,10 +232,10 @@ def _add_chunk(
     return result
 
 
-def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any) -> Any:
+def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any, size: list[int]) -> Any:
     """Extract blocks of a chunk; elements outside it are zero here, and may come from another chunk."""
     part = _part_of(call, len(positions), array)
-    library, geometry = library_of(call.operation, "a chunk", array), geometry_of(part, PositionsGeometry)
+    library, geometry = known_chunk(call.operation, array, call.dtype, size), geometry_of(part, PositionsGeometry)
     blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=geometry.blocks_shape)
     run(part, library, array, blocks, weights, library.asarray(positions))
     return blocks

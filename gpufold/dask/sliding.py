@@ -15,10 +15,21 @@ import dask.array as da
 import numpy as np
 
 from gpufold import blocks, sliding, space
-from gpufold.arrays import extended_call, library_of, result_dtype
+from gpufold.arrays import extended_call, result_dtype
 from gpufold.calls import Call, Reduction, Variant
 from gpufold.compute import run
-from gpufold.dask.chunks import Chunks, axes_of, cut_result, geometry_of, known_array, lazily, spans_of, whole, zeros
+from gpufold.dask.chunks import (
+    Chunks,
+    axes_of,
+    cut_result,
+    geometry_of,
+    known_array,
+    known_chunk,
+    lazily,
+    spans_of,
+    whole,
+    zeros,
+)
 from gpufold.geometry import (
     Axis,
     BlocksGeometry,
@@ -243,7 +254,7 @@ def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> An
         blocks = blocks.reshape(geometry.split_columns_shape)
     elif isinstance(geometry, SpaceGeometry):
         blocks = blocks.reshape(geometry.blocks_shape)
-    library = library_of(call.operation, "a chunk", blocks)
+    library = known_chunk(call.operation, blocks, call.data_dtype or call.dtype, ())
     run(call._replace(geometry=geometry), library, blocks, result[(..., *parts)], weights)
     return result
 
@@ -277,10 +288,11 @@ def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> A
         first = len(lead) + isinstance(call.geometry, SpaceGeometry)  # taps are the first axis
         spans = [range(*span) for span in chunk["array-location"][first : first + rank]]
     sections = tuple(pixels_of_blocks(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
-    if not all(axis.size for axis in sections):
+    size = [axis.size for axis in sections]
+    if not all(size):
         return np.zeros_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
     result = np.empty_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
-    library = library_of(call.operation, "a chunk", image)
+    library = known_chunk(call.operation, image, call.dtype, size)
     part = call._replace(geometry=_section(call, lead, sections))
     run(part, library, image, result.reshape(part.result_shape), weights)
     return result

@@ -16,6 +16,7 @@ from gpufold.dask.chunks import (
     cut_axes,
     key_of,
     known_array,
+    known_chunk,
     known_positions,
     near_positions,
     new_array,
@@ -63,7 +64,7 @@ def stitch(
     call = _described(blocks, positions, output_shape, window, reduction)
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
-    lead, rank, dtype = len(geometry.lead), len(geometry.size), np.dtype(call.dtype)
+    lead, rank, dtype, given = len(geometry.lead), len(geometry.size), np.dtype(call.dtype), name_of(blocks.dtype)
     positions = near_positions(geometry, known_positions("stitch", positions, blocks, "blocks"))
     weights = None
     if window is not None:
@@ -76,7 +77,8 @@ def stitch(
     for index, pieces, places, _ in add_pieces(graph, name, call, blocks, positions, cut):
         extents = tuple([sizes[at] for sizes, at in zip(cut, index, strict=True)])
         if pieces:
-            work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
+            tile = (*extents[:lead], *geometry.block_shape)
+            work = partial(_stitch_chunk, shape=extents, tile=tile, dtype=given, places=places, reduction=reduction)
             graph[name, *index] = (work, pieces, key_of(weights))
         else:
             graph[name, *index] = (partial(np.zeros_like, blocks._meta, dtype, shape=extents),)
@@ -95,6 +97,7 @@ class LazyTiles:
 
     def add(self, blocks: da.Array, positions: Any) -> None:
         """Keep a batch of whole tiles, which have the dtype of the first batch."""
+        blocks = known_array("Stitcher.add", "blocks", blocks)
         rank, first = len(self._block), self._batches[0] if self._batches else blocks
         places = known_positions("Stitcher.add", positions, blocks, "blocks")
         tiles = (*self._shape[:-rank], *self._block)
@@ -103,6 +106,9 @@ class LazyTiles:
                 f"Stitcher.add: blocks that are dask arrays must be (P, *{tiles}) of the first batch's dtype "
                 f"{first.dtype}, and positions (P, {rank}), got {blocks.shape} of {blocks.dtype} and {places.shape}"
             )
+        if blocks is first:
+            with speaking_for("Stitcher.add", "stitch"):
+                stitch(blocks, places, self._shape, **self._options)  # raises what the result would
         self._batches.append(blocks)
         self._positions.append(np.array(places))  # a copy, which the caller cannot change
 
@@ -143,11 +149,13 @@ def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, redu
 
 
 def _stitch_chunk(
-    pieces: list[Any], weights: Any, *, shape: Size, block: Size, places: list[Any], reduction: Reduction
+    pieces: list[Any], weights: Any, *, shape: Size, tile: Size, dtype: str, places: list[Any], reduction: Reduction
 ) -> Any:
     """Average the tiles that intersect a chunk, piece after piece."""
+    block = tile[-places[0].shape[1] :]
     window = weights if weights is None or len(weights) == len(block) else weights[0]
     stitcher = Stitcher(shape, block, window=window, reduction=reduction)
     for tiles, positions in zip(pieces, places, strict=True):
+        known_chunk("stitch", tiles, dtype, tile)
         stitcher.add(tiles, positions)
     return stitcher.result()
