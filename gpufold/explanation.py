@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpufold import blocks, extras, positions, sliding, space
-from gpufold.arrays import library_of, native
+from gpufold import extras
+from gpufold.arrays import as_positions, library_of, native
 from gpufold.calls import Call, OperationName, check_dtype
 from gpufold.geometry import Size, as_integers
 from gpufold.given import flag, is_separable, shown, word
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
-from gpufold.gpu.plan import H200, Device, Operand, Plan, Problem
+from gpufold.gpu.plan import H200, MAX_ALIGNMENT, Device, Operand, Plan, Problem, operand_of
 from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.windows import as_weights
@@ -190,9 +190,9 @@ def warmup(
 def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Run a described call on GPU arrays, measuring its kernels."""
     names, public = OPERATIONS[operation].arrays, "add_blocks_" if operation == "add_blocks" else operation
-    (function,) = [getattr(each, public) for each in (sliding, blocks, space, positions) if hasattr(each, public)]
+    function = getattr(sys.modules["gpufold"], public)
     given = signature(function).bind(data, *arguments, **options)
-    if "positions" in names and type(given.arguments["positions"]) is tuple:
+    if "positions" in names and _is_description(given.arguments["positions"]):
         raise ValueError(
             f"warmup: positions of {operation} must be an array with autotune=True, because the fastest kernel depends "
             f"on them, got {shown(given.arguments['positions'])}"
@@ -211,9 +211,14 @@ def _on_gpu(array: Any) -> Any:
         return cupy.asarray(array)
     if not isinstance(array, tuple | list):
         return array
-    if len(array) == 2 and not hasattr(array[1], "shape"):
+    if _is_description(array):
         return cupy.zeros(*array)
     return [_on_gpu(each) for each in array]
+
+
+def _is_description(array: Any) -> bool:
+    """Return whether a tuple is (shape, dtype), not a sequence of arrays, positions or weights."""
+    return type(array) is tuple and len(array) == 2 and isinstance(array[1], str | type | np.dtype)
 
 
 class LayoutSpec(NamedTuple):
@@ -239,7 +244,7 @@ def _described(
         raise misfit(row.describe, name, (data, *arguments), options) or TypeError(f"{name}: {error}") from None
     for each in (*row.arrays, "weight_out"):
         if each in row.arrays or given.get(each) is not None:
-            given[each] = _described_array(asked, each, given[each])
+            given[each] = (_described_positions if each == "positions" else _described_array)(asked, each, given[each])
     if "positions" in row.arrays and given["positions"].dtype.kind not in "iu":
         raise TypeError(f"{name}: positions must be integers, got dtype {given['positions'].dtype}")
     call, weight_out, window = row.describe(**given), given.get("weight_out"), given.get("window")
@@ -263,9 +268,8 @@ def _described_array(asked: str, name: str, array: Any) -> LayoutSpec:
     """Describe an array, or the C-contiguous one that (shape, dtype) describes."""
     if not isinstance(array, tuple):
         library_of(asked, name, array)
-        itemsize = array.dtype.itemsize or 1
-        strides = tuple(stride // itemsize for stride in array.strides)
-        return LayoutSpec(array.shape, array.dtype, Operand(array.shape, strides))
+        operand = operand_of(asked, name, array.shape, array.strides, MAX_ALIGNMENT, array.dtype.itemsize or 1)
+        return LayoutSpec(array.shape, array.dtype, operand)
     try:
         shape, dtype = as_integers(asked, f"{name}'s shape", array[0]), np.dtype(array[1])
         shape = (shape,) if isinstance(shape, int) else shape
@@ -277,6 +281,17 @@ def _described_array(asked: str, name: str, array: Any) -> LayoutSpec:
             f"{asked}: {name} must be an array or (shape, dtype) with extents of at least 0, got {shown(array)}{hint}"
         ) from error
     return _contiguous(shape, dtype)
+
+
+def _described_positions(asked: str, name: str, positions: Any) -> LayoutSpec:
+    """Describe positions, which calls copy if kernels cannot read them."""
+    if _is_description(positions):
+        return _described_array(asked, name, positions)
+    if hasattr(positions, "dtype"):
+        library_of(asked, name, positions)
+    else:
+        positions = as_positions(asked, np, positions, None)
+    return _contiguous(positions.shape if len(positions.shape) > 1 else (*positions.shape, 1), positions.dtype)
 
 
 def _contiguous(shape: Size, dtype: np.dtype[Any]) -> LayoutSpec:

@@ -21,7 +21,7 @@ import gpufold
 from bench.hostcuda import fake_cupy
 from gpufold.calls import Unsupported
 from gpufold.gpu import sources
-from gpufold.gpu.plan import H200
+from gpufold.gpu.plan import H200, operand_of
 
 pytestmark = pytest.mark.peer("cupy")
 
@@ -148,10 +148,10 @@ def test_alignment_is_the_largest_power_of_two_that_divides(launch):
     assert found == [256, 8, 2, 32]
 
 
-def test_elements_off_their_own_size_are_refused(launch):
+def test_elements_off_their_own_size_are_refused():
     for strides, alignment in (((12, 6), 256), ((16, 8), 4)):
         with pytest.raises(Unsupported, match="do not lie on multiples of their size"):
-            launch._operand("col2im", "the input", ((3, 2), strides, alignment, 8))
+            operand_of("col2im", "the input", (3, 2), strides, alignment, 8)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -402,12 +402,16 @@ def test_explain_says_what_was_measured_and_what_the_rule_would_take(cupy, clock
     assert f"the rule would take {why.rule.variant}" in str(why)
 
 
-@pytest.mark.parametrize("call", [FOLD, adding(11, np.int32), taking(3, np.float32), DIVIDING], ids=str)
-def test_a_warmup_measures_ahead(cupy, clock, call):
-    described = (call.data.shape, call.data.dtype.name)
+WARMED = {call.operation: call for call in (*EVERY_CALL, FOLD, adding(11, np.int32), taking(3, np.float32), DIVIDING)}
+
+
+@pytest.mark.parametrize("of", [str, np.dtype, lambda name: np.dtype(name).type], ids=["name", "dtype", "type"])
+@pytest.mark.parametrize("call", WARMED.values(), ids=WARMED)
+def test_a_warmup_measures_ahead(cupy, clock, call, of):
+    described = (call.data.shape, of(call.data.dtype.name))
     arguments = list(call.arguments)
     if call.operation == "add_blocks":
-        arguments[0] = (arguments[0].shape, arguments[0].dtype.name)
+        arguments[0] = (arguments[0].shape, of(arguments[0].dtype.name))
     plan = gpufold.warmup(call.operation, described, *arguments, autotune=True, **call.options)
     measured = clock.measured
     assert (measured > 0) is (len(gpufold.variants(call.operation)) > 1)

@@ -17,11 +17,8 @@ from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Size
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.parameters import contiguous_strides
-from gpufold.gpu.plan import Device, Operand, Plan, Problem
+from gpufold.gpu.plan import MAX_ALIGNMENT, Device, Plan, Problem, operand_of
 from gpufold.gpu.sources import options, program, symbols
-
-MAX_ALIGNMENT = 256
-"""CuPy's allocator aligns to this; more makes no difference to a kernel."""
 
 NO_WINDOW = np.zeros(1, "V8")
 """The kernels' struct of pointers to weights if there are none: a null pointer."""
@@ -275,23 +272,13 @@ def _layout(array: Any) -> Layout:
 def _prepare(
     call: Call, data: Layout, result: Layout, weight_out: Layout | None, device_number: int, generation: int
 ) -> Kernel:
-    operands = _operand(call.operation, "the input", data), _operand(call.operation, "out", result)
-    of_weights = None if weight_out is None else _operand(call.operation, "weight_out", weight_out)
+    operands = operand_of(call.operation, "the input", *data), operand_of(call.operation, "out", *result)
+    of_weights = None if weight_out is None else operand_of(call.operation, "weight_out", *weight_out)
     problem = Problem(call, *operands, device(device_number), of_weights)
     plan, _, is_open = tuning.decide(problem)
     kernel = Kernel.of(plan, prod(problem.output.shape) * result[-1])
     kernel.generation, kernel.open = generation, problem if is_open else None
     return kernel
-
-
-def _operand(operation: str, name: str, layout: Layout) -> Operand:
-    shape, strides, alignment, itemsize = layout
-    if any(stride % itemsize for stride in strides) or alignment < itemsize:
-        raise Unsupported(
-            f"{operation}: {name} has elements of {itemsize} bytes that do not lie on multiples of their size "
-            f"(strides {strides}, first byte on a multiple of {alignment}); pass a copy"
-        )
-    return Operand(shape, tuple(stride // itemsize for stride in strides), alignment)
 
 
 @lru_cache(maxsize=256)

@@ -33,18 +33,32 @@ H200 = Device("NVIDIA H200", (9, 0), multiprocessors=132)
 """The default device of plans without a GPU; the defaults of `Device` are its properties."""
 
 
+MAX_ALIGNMENT = 256
+"""CuPy's allocator aligns to this; more makes no difference to a kernel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """An array as a kernel sees it: shape and strides in elements, and the alignment of its first byte."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    alignment: int = 256
+    alignment: int = MAX_ALIGNMENT
 
     @classmethod
-    def contiguous(cls, shape: tuple[int, ...], alignment: int = 256) -> Operand:
+    def contiguous(cls, shape: tuple[int, ...], alignment: int = MAX_ALIGNMENT) -> Operand:
         """Describe a C-contiguous array."""
         return cls(shape, contiguous_strides(shape), alignment)
+
+
+def operand_of(operation: str, name: str, shape: Size, strides: Size, alignment: int, itemsize: int) -> Operand:
+    """Describe an array by its strides in bytes; raise if its elements are misaligned."""
+    if any(stride % itemsize for stride in strides) or alignment < itemsize:
+        raise Unsupported(
+            f"{operation}: {name} has elements of {itemsize} bytes that do not lie on multiples of their size "
+            f"(strides {strides}, first byte on a multiple of {alignment}); pass a copy"
+        )
+    return Operand(shape, tuple(stride // itemsize for stride in strides), alignment)
 
 
 @dataclass(frozen=True, slots=True)
