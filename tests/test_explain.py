@@ -99,9 +99,7 @@ def test_positions_are_described_by_all_that_a_call_takes():
             call.bytes_moved == gpufold.explain("take_blocks", ((20,), "f4"), np.array([[0], [3]]), 5).plan.bytes_moved
         )
     off = np.zeros(8, "u1, f4")["f1"]
-    with pytest.raises(
-        gpufold.Unsupported, match="^explain: data has elements of 4 bytes that do not lie on multiples"
-    ):
+    with pytest.raises(gpufold.Unsupported, match=r"^explain: data has elements of 4 bytes that do not lie"):
         gpufold.explain("take_blocks", off, [0], 5)
 
 
