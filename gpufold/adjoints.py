@@ -212,6 +212,8 @@ def _of_axis(gradient: Any, axes: Sequence[Any], axis: int) -> Any:
 
 def change_by_weight(xp: Library, call: Call, data: Any, window: Any) -> Any:
     """Return the derivatives of an average by its weights: minus the average, divided by the weights once more."""
+    if call.element.is_half:  # whose range the derivatives may leave, though they are of the weights' dtype
+        call, data = call._replace(dtype=call.element.weight), xp.cast(data, call.element.weight)
     return -xp.apply(call, xp.apply(call, data, window), window)
 
 

@@ -186,7 +186,7 @@ class JaxBackend(Backend):
             return given
         if isinstance(given, sys.modules["jax"].core.Tracer):
             raise TypeError(f"Stitcher.add: {name} must not be traced: sums are kept between calls; trace add_blocks")
-        if given.device.platform != "cpu":
+        if any(each.platform != "cpu" for each in given.devices()):
             raise TypeError(
                 f"Stitcher.add: {name} must be on the CPU, got {given.device}; pass cupy.from_dlpack({name})"
             )

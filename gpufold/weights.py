@@ -61,11 +61,11 @@ def of_elements(library: Any, weights: Any, axes: Sequence[Any], ndim: int, leas
     array([[1., 3.],
            [2., 6.]])
     """
-    block: tuple[int, ...] = tuple(axes[0].shape) if len(axes) == 1 else tuple([len(each) for each in axes])
+    block: tuple[int, ...] = tuple(axes[0].shape) if len(axes) == 1 else tuple([each.shape[0] for each in axes])
     if len(axes) == 1:
         axes = [axes[0].reshape(-1)]
     product = product_of(library, [weights, *axes], least)
-    return product.reshape(len(weights), *(1,) * (ndim - 1 - len(block)), *block)
+    return product.reshape(weights.shape[0], *(1,) * (ndim - 1 - len(block)), *block)
 
 
 def weighed(library: Any, blocks: Any, weights: Any) -> Any:

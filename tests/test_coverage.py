@@ -184,6 +184,21 @@ def test_a_compiled_mean_of_what_is_not_covered_is_refused_or_filled():
         torch.jit.trace(lambda blocks: mean(blocks, torch.ones(8)), blocks)
 
 
+@kinds("torch", "jax")
+def test_the_gradient_by_a_weight_leaves_the_range_of_the_sums(kind):
+    """It is of the weights' dtype."""
+    it, sums, weight = KINDS[kind], np.array([1, 3], np.float16), np.array([1e-3, 0.7], np.float32)
+    if kind == "torch":
+        learned = it.to(weight).requires_grad_()
+        gpufold.average(it.to(sums), learned).sum().backward()
+        gradient = learned.grad
+    else:
+        import jax
+
+        gradient = jax.grad(lambda weight: gpufold.average(it.to(sums), weight).sum())(it.to(weight))
+    np.testing.assert_allclose(it.back(gradient), [-1e6, -3 / 0.49], rtol=1e-6)
+
+
 @kinds("numpy", "torch")
 def test_an_average_by_a_weight_that_vanishes_in_the_precision_of_the_sums_is_zero(kind):
     """Other weights that would become zero count as the smallest normal number."""

@@ -27,6 +27,7 @@ from fronts import (
 )
 from jax.interpreters import mlir
 from jax.test_util import check_grads
+from processes import python
 
 import gpufold
 from bench.hostcuda import fake_cupy
@@ -229,6 +230,58 @@ def test_jaxs_ways_to_debug(context):
         image = jax.jit(lambda columns: gpufold.jax.col2im(columns, (4, 4), (2, 2)))(columns)
         gradient = jax.grad(lambda columns: gpufold.jax.col2im(columns, (4, 4), (2, 2)).sum())(columns)
     assert float(image.sum()) == float(gradient.sum()) == 36
+
+
+@named([*EVERY, *BEYOND])
+def test_what_a_user_forbids_of_jaxs_arithmetic_does_not_reach_it(call):
+    function, given = call.differentiated(traced(call.arrays("float32")))
+    changes = tuple([each + 1 for each in given])
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        got = jax.jvp(function, given, changes), jax.vjp(function, *given)[1](jnp.ones_like(function(*given)))
+    want = jax.jvp(function, given, changes), jax.vjp(function, *given)[1](jnp.ones_like(function(*given)))
+    jax.tree.map(assert_same_bits, got, want)
+
+
+ON_TWO = """
+import jax, jax.numpy as jnp, gpufold
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+columns, window = jnp.arange(72.0).reshape(2, 4, 9), jnp.arange(4.0).reshape(2, 2)
+
+def fold(columns, window):
+    return gpufold.col2im(columns, (4, 4), (2, 2), window=window)
+
+def energy(fold):
+    return jax.jit(jax.grad(lambda *of: (fold(*of) ** 2).sum(), (0, 1)))(columns, window)
+
+each = jax.shard_map(fold, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"))
+assert (each(columns, window) == fold(columns, window)).all()
+assert jax.tree.all(jax.tree.map(jnp.allclose, energy(each), energy(fold)))
+try:
+    jax.shard_map(fold, mesh=mesh, in_specs=(P("x"), P()), out_specs=P())(columns, window)
+except ValueError as error:
+    assert "out_specs" in str(error)
+else:
+    raise AssertionError("each device has another result, which counts as one")
+
+def added(array, blocks):
+    return jax.lax.scan(lambda array, some: (gpufold.add_blocks(array, some, [(1,)]), None), array, blocks)[0]
+
+blocks = jnp.ones((2, 3, 1, 2))
+shared = jax.shard_map(lambda blocks: added(blocks[0, 0, 0, :1] * jnp.zeros(4), blocks[0])[None], mesh=mesh,
+                       in_specs=P("x"), out_specs=P("x"))(blocks)
+assert shared.tolist() == [[0, 3, 3, 0]] * 2
+
+stitcher = gpufold.Stitcher((2, 4), (2,))
+stitcher.add(jax.device_put(jnp.ones((2, 2, 2)), NamedSharding(mesh, P(None, "x"))), [(0,), (2,)])
+assert stitcher.result().tolist() == [[1, 1, 1, 1]] * 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax.typeof(np.ones(1)), "mat"), reason="varying axes have another name")
+def test_arrays_of_two_devices():
+    python("-c", ON_TWO, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
 
 # ---------------------------------------------------------------------------------------------

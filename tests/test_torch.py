@@ -144,6 +144,10 @@ TRANSFORMS = {
         lambda f, given: torch.func.jacrev(torch.func.jacrev(energy(f), every(given)), every(given))(*given),
         lambda f, given: by.hessian(energy(f), given),
     ),
+    "jacfwd of jacfwd": (
+        lambda f, given: torch.func.jacfwd(torch.func.jacfwd(energy(f), every(given)), every(given))(*given),
+        lambda f, given: by.hessian(energy(f), given),
+    ),
     "vmap": (
         lambda f, given: [torch.vmap(f)(*doubled(given))],
         lambda f, given: each_of(lambda row: [f(*row)], given),

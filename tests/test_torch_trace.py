@@ -354,3 +354,29 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
         else:
             program, _ = RECORDERS[recorder](function, [image])
             assert torch.equal(program(image), plain(image))
+
+
+class Placed(torch.nn.Module):
+    """Blocks that are taken at positions that depend on a size, and are added with weights."""
+
+    def forward(self, image, blocks, places, weights):
+        taken = gpufold.take_blocks(image, [(0, image.shape[2] - 3), (1, 2)], (3, 2))
+        return taken, gpufold.add_blocks(image, blocks, places, weights=weights)
+
+
+@pytest.mark.parametrize("recorder", ["make_fx", "export"])
+def test_positions_depend_on_sizes_and_counts_of_blocks_are_dynamic(recorder):
+    def given(length, count):
+        shapes = (2, 8, length), (count, 2, 3, 2), (count,)
+        image, blocks, weights = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+        return image, blocks, torch.arange(2 * count).reshape(count, 2), weights
+
+    first, others = given(9, 5), given(12, 7)
+    if recorder == "make_fx":
+        program = make_fx(Placed(), tracing_mode="symbolic")(*first)
+    else:
+        count = {0: torch.export.Dim("count", min=1)}
+        sizes = {"dynamic_shapes": ({2: torch.export.Dim("length", min=4)}, count, count, count)}
+        program = torch.export.export(Placed(), first, **sizes).module()
+    for got, want in zip(program(*others), Placed()(*others), strict=True):
+        assert torch.equal(got, want)

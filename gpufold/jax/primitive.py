@@ -7,8 +7,8 @@ operand except positions and the weights of averages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,49 @@ from gpufold.compute import check_variant, launcher, run
 from gpufold.geometry import PositionsGeometry
 from gpufold.rounding import usual_mode
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
 call_p = Primitive("gpufold")
 
 
 def apply(call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
     """Compute a call on checked arrays; a window is a tuple of arrays."""
-    return call_p.bind(data, *(window or ()), *(each for each in (positions, out) if each is not None), call=call)
+    return _bind(data, *(window or ()), *(each for each in (positions, out) if each is not None), call=call)
+
+
+def _bind(*operands: Any, call: Call) -> Any:
+    """Compute a call on operands that vary over the same axes of a mesh, as `jax.shard_map` wants them."""
+    axes = [_varying(jax.typeof(each)) for each in operands]
+    lacking = [tuple(frozenset().union(*axes) - own) for own in axes]
+    alike = [
+        lax.pcast(each, some, to="varying") if some else each for each, some in zip(operands, lacking, strict=True)
+    ]
+    return call_p.bind(*alike, call=call)
+
+
+def _varying(kind: Any) -> frozenset[Any]:
+    """Return the axes of a mesh over which an array of a kind varies; none in older versions of JAX."""
+    return kind.mat.varying if hasattr(kind, "mat") else frozenset()
+
+
+def _kind(data: Any, *_: Any, call: Call) -> Any:
+    """Describe the result of a call, which varies as its operands do."""
+    shape, dtype = call.result_shape, jnp.dtype(call.dtype)
+    if not _varying(data):
+        return jax.core.ShapedArray(shape, dtype)
+    sharding = data.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+    return data.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def by_own_rules(function: FunctionT) -> FunctionT:
+    """Return a function whose arithmetic broadcasts and promotes whatever the user of JAX has forbidden."""
+
+    @wraps(function)
+    def ruled(*given: Any, **named: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            return function(*given, **named)
+
+    return cast(FunctionT, ruled)
 
 
 def parted(call: Call, operands: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -54,12 +91,14 @@ JAX = adjoints.Library(
 """JAX, where a window is a tuple of arrays."""
 
 
+@by_own_rules
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
     changes = [None if type(each) is ad.Zero else each for each in tangents]
     change = adjoints.tangent(JAX, call, parted(call, primals), parted(call, changes))
-    return call_p.bind(*primals, call=call), change
+    return _bind(*primals, call=call), change
 
 
+@by_own_rules
 def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
     """Return the cotangent of each operand that is undefined: of data and `out`, or of one array of a window."""
     results: list[Any] = [None] * len(operands)
@@ -77,6 +116,7 @@ def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
     return results
 
 
+@by_own_rules
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[Any, int]:
     data_dim, window_dims, positions_dim, out_dim = parted(call, dims)
     size = next(each.shape[dim] for each, dim in zip(operands, dims, strict=True) if dim is not None)
@@ -84,14 +124,14 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -
         return adjoints.batched(JAX, size, (data_dim, out_dim), parted(call, operands), call)
 
     def compute(row: Sequence[Any]) -> Any:
-        return call_p.bind(*(each if of is None else of for each, of in zip(operands, row, strict=True)), call=call)
+        return _bind(*(each if of is None else of for each, of in zip(operands, row, strict=True)), call=call)
 
     rows = [None if dim is None else jnp.moveaxis(each, dim, 0) for each, dim in zip(operands, dims, strict=True)]
     return lax.map(compute, rows), 0
 
 
 call_p.def_impl(jax.disable_jit(False)(jax.jit(call_p.bind, static_argnames="call")))  # even if its caller disables it
-call_p.def_abstract_eval(lambda *_, call: jax.core.ShapedArray(call.result_shape, jnp.dtype(call.dtype)))
+call_p.def_abstract_eval(_kind)
 ad.primitive_jvps[call_p] = _jvp
 ad.primitive_transposes[call_p] = _transpose
 batching.primitive_batchers[call_p] = _batch

@@ -213,9 +213,11 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, data_tangent: Any, window_tangent: Any, _: Any, out_tangent: Any, __: Any) -> Tensor:
         call: Call = ctx.call
-        of_axes = None if window_tangent is None else separated(call, window_tangent)
-        changes = data_tangent, of_axes, None, out_tangent
-        result: Tensor = adjoints.tangent(TORCH, call, (*saved(ctx), None), changes)
+        with forward_ad._set_fwd_grad_enabled(True):  # torch disables it, and tangents are differentiated again
+            kept = [None if each is None else forward_ad.unpack_dual(each, level=0).primal for each in saved(ctx)]
+            of_axes = None if window_tangent is None else separated(call, window_tangent)
+            changes = data_tangent, of_axes, None, out_tangent
+            result: Tensor = adjoints.tangent(TORCH, call, (*kept, None), changes)
         return result.clone() if result is out_tangent else result  # a change of the result must not change it
 
 

@@ -177,7 +177,7 @@ def add_blocks_(
             tensors.check_written(array, weight_out, read)
         sums, window = array.to(blocks.dtype), None
         if ones is not None:
-            ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
+            ones = each.reshape(each.shape[0], *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
     elif ones is not None and window is not None:
         window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), ones.dtype)
     options: dict[str, Any] = {"window": window, "variant": variant, "deterministic": deterministic}
@@ -199,7 +199,7 @@ def _weighed(
     calls.check_dtype(name, "blocks", of_blocks)
     check_sums(name, of_blocks, of_array, "array must have the result's dtype")
     tensors.check_beside(name, "blocks", blocks, "array", array)
-    check_block_weights(name, weights, of_array, len(blocks))
+    check_block_weights(name, weights, of_array, blocks.shape[0])
     tensors.check_read(name, array=array, blocks=blocks, weights=weights)
     axes, block = tensors.weights_of(window), tuple(blocks.shape[blocks.ndim - places.shape[-1] :])
     for each in axes:

@@ -314,7 +314,11 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     rows = [[row] if isinstance(row, int | np.integer | torch.SymInt) else row for row in positions]
     if any([isinstance(place, FLOAT) for row in rows for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
-    places = torch.tensor(rows, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols
+    options: Any = {"dtype": torch.int64, "device": array.device}
+    if rows and not is_dynamo_compiling() and len({*map(len, rows)}) == 1 and len(rows[0]):
+        # a mode that is called back has replaced torch.tensor, which makes constants of symbols here
+        return torch.stack([torch.stack([torch.full((), place, **options) for place in row]) for row in rows])
+    places = torch.tensor(rows, **options)  # as_tensor takes 32 bits of symbols
     return places if rows else places[:, None]
 
 
