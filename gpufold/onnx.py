@@ -124,6 +124,9 @@ def __getattr__(name: str) -> Any:
         def _run(
             self, input: Any, image_shape: Any, block_shape: Any, dilations: Any, pads: Any, strides: Any
         ) -> tuple[Any]:
-            return (col2im(input, image_shape, block_shape, dilations, pads, strides),)
+            strings = input.dtype == object  # as onnx has them
+            given = input.astype(str) if strings else input
+            image = col2im(given, image_shape, block_shape, dilations, pads, strides)
+            return (image.astype(object) if strings else image,)
 
     return globals().setdefault(name, Col2Im)  # one class, whichever thread is first

@@ -379,7 +379,8 @@ def grid_positions(
     last : str
         How to place the last block if strides do not divide the axis. "shift" moves it inside, as MONAI does. "even"
         spaces as many blocks evenly, as nnU-Net does: at multiples of their distance in double precision, rounded half
-        to even. "over" lets it extend beyond the end, as Demucs does. "drop" omits it.
+        to even. "over" lets it extend beyond the end, as Demucs does; it lies wholly beyond if strides skip elements
+        there. "drop" omits it.
 
     Returns
     -------

@@ -417,7 +417,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             self._open.hold(backend, count, count)
             sums, weight = self._open.views(count)
             result = backend.average(sums, weight)
-            if fill_value != 0 and weight is not None:
+            if fill_value != 0 and weight is not None and 0 not in result.shape:
                 bare = abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)
                 if fill_value is not None:
                     result = put(result, (..., bare), fill_value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import partial
@@ -17,7 +18,7 @@ from gpufold.backends import backend_of
 from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
 from gpufold.geometry import LastBlock, Size, Sizes, as_count, as_integers
-from gpufold.given import check_number, shown, word
+from gpufold.given import check_number, shown, type_name, word
 from gpufold.names import speaking_for, suggests_keywords
 from gpufold.outside import BY_INDEX
 from gpufold.positions import grid_positions, take_blocks
@@ -93,11 +94,11 @@ def map_tiles(
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
         `size`.
     out : array, optional
-        Output of the result's shape, to whose dtype the result is converted: an array, or an object with slice
-        assignment from NumPy arrays, such as a Zarr array. It is complex if the result is.
+        Output of the result's shape, to whose dtype the result is converted: an array other than `array`, or an object
+        with slice assignment from NumPy arrays, such as a Zarr array. It is complex if the result is.
     resume : str or pathlib.Path, optional
-        File that records how much of `out` is written, until it is complete. After a kill the same call resumes from
-        it, and the result is bitwise identical.
+        File that records how much of `out` is written, until it is complete. After a kill the same call, on an `out`
+        that still holds what was written, resumes from it, and the result is bitwise identical.
     progress : callable, optional
         Wrapper of the iterator over batches, such as `tqdm.tqdm` or `rich.progress.track`, to show a progress bar.
 
@@ -147,11 +148,12 @@ def map_tiles(
         if isinstance(array, np.ndarray):
             check_apart("map_tiles", np, "out", out, [("array", array)])
     elif out is not None and (
-        not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
+        out is array
+        or not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
         or getattr(out, "requires_grad", False)
         or front_of(type(out)).endswith("jax")
     ):
-        raise TypeError(f"map_tiles: out must be an array that can be written to, got {shown(out)}")
+        raise TypeError(f"map_tiles: out must be an array that can be written to, other than array, got {shown(out)}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     with _speaking():
@@ -160,7 +162,7 @@ def map_tiles(
     if fill_value is None and average:
         _check_covered(positions, size, block, len(array.shape) - rank)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
-    done = _noted(notes, said, out, max(0, positions[-1, 0]))
+    done, written = _noted(notes, said, out, max(0, positions[-1, 0]), rank)
     positions = positions[positions[:, 0] + block[0] > done]
     given, first = out, 0
     stitcher: Stitcher[Any, tuple[int, Any]] | None = None
@@ -180,7 +182,9 @@ def map_tiles(
             stitcher.add(tiles, _scaled(places, scale, "positions") - [first, *[0] * (rank - 1)])
             begin, slab = stitcher.finished(fill_value=fill_value)
         out = _written(out, first + begin, slab, whole, finish)
-        _note(notes, f"{max(0, places[-1, 0])} rows {said}")
+        if notes is not None and slab.shape[-rank]:
+            written = _checksum(out, first + begin, first + begin + slab.shape[-rank], rank)
+        _note(notes, f"{max(0, places[-1, 0])} rows {said}\n{written}")
     assert stitcher is not None  # there is at least one position
     with _speaking():
         begin, slab = stitcher.result(fill_value=fill_value)
@@ -234,14 +238,18 @@ def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
     return np.concatenate(tiles)
 
 
-def _noted(path: Path | None, said: str, out: Any, most: int) -> int:
-    """Return the row of the array, `most` at the most, up to which a killed call had written its result."""
+def _noted(path: Path | None, said: str, out: Any, most: int, rank: int) -> tuple[int, str]:
+    """Return the row of the array, `most` at the most, up to which a killed call had written, and a checksum of that.
+
+    Raise if `out` does not hold it any more.
+    """
     if path is None:
-        return 0
+        return 0, ""
     if out is None:
         raise ValueError("map_tiles: resume needs an out that outlives the process, such as a numpy.memmap")
     try:
-        rows, _, noted = path.read_text().partition(" rows ") if path.exists() else ("0", "", said)
+        head, _, written = path.read_text().partition("\n") if path.exists() else (f"0 rows {said}", "", "")
+        rows, _, noted = head.partition(" rows ")
         _part_of(path).write_text(said)  # finds out whether notes can be written, before anything is
         _part_of(path).unlink()
     except (OSError, ValueError) as error:
@@ -253,7 +261,21 @@ def _noted(path: Path | None, said: str, out: Any, most: int) -> int:
             f"map_tiles: resume must name the notes of this call, on an array {said}, but {path} says "
             f"{noted if noted != said else rows}"
         )
-    return int(rows)
+    start, stop, *_ = [int(each) for each in written.split() if each.isdecimal()] + [0, 0]
+    if written and _checksum(out, start, stop, rank) != written:
+        raise ValueError(
+            f"map_tiles: out must hold the rows {start} to {stop} that were written before, by {path}, but they have "
+            f"changed; open it without erasing it, such as numpy.memmap(..., mode='r+'), or remove {path} to begin anew"
+        )
+    return int(rows), written
+
+
+def _checksum(out: Any, start: int, stop: int, rank: int) -> str:
+    """Return the begin and end of some rows of an array, and a checksum of them; "" if it can only be written."""
+    if not hasattr(out, "__getitem__"):
+        return ""
+    part = np.ascontiguousarray(_on_host(out[(..., slice(start, stop), *(slice(None),) * (rank - 1))]))
+    return f"{start} {stop} {zlib.crc32(part.view(np.uint8).data)}"
 
 
 def _note(path: Path | None, text: str) -> None:
@@ -323,7 +345,9 @@ def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any]
         try:
             backend = backend_of(slab)
         except TypeError as error:
-            raise TypeError(f"map_tiles: finish must return numbers, got dtype {slab.dtype}") from error
+            raise TypeError(
+                f"map_tiles: finish must return an array of numbers, got {type_name(slab)} of dtype {slab.dtype}"
+            ) from error
         with backend.device:
             out = backend.zeros((*tuple(slab.shape)[:-rank], *size), slab.dtype)
     elif type(out) is not type(slab):

@@ -46,6 +46,16 @@ def test_models_run_through_gpufold(case):
     assert_same_bits(got, definition.col2im(columns, case.output_size, case.kernel_size, **case.arguments))
 
 
+def test_strings_are_objects_as_onnx_has_them():
+    model = parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        moved (string[1, 4, 2] columns, int64[2] image, int64[2] block) => (string[1, 1, 2, 4] result)
+        { result = Col2Im <strides = [2, 2]> (columns, image, block) }""")
+    columns = np.array([*"abcdefgh"]).reshape(1, 4, 2)
+    feed = {"columns": columns.astype(object), "image": np.array([2, 4]), "block": np.array([2, 2])}
+    (got,) = ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im]).run(None, feed)
+    assert got.tolist() == gpufold.onnx.col2im(columns, (2, 4), (2, 2), strides=(2, 2)).tolist()
+
+
 def test_without_onnx_only_the_class_is_missing():
     code = (
         "import sys; sys.modules['onnx'] = None\n"

@@ -209,6 +209,22 @@ def test_what_was_interrupted_goes_on_with_the_same_bits(batch, tmp_path):
         assert not note.exists()
 
 
+def test_an_array_without_planes_has_nothing_uncovered():
+    assert gpufold.map_tiles(np.copy, np.ones((0, 6, 7)), (4, 4), strides=2).shape == (0, 6, 7)
+
+
+def test_an_out_that_was_erased_is_refused(tmp_path):
+    note, out = tmp_path / "rows", np.zeros_like(IMAGE)
+    with pytest.raises(KeyboardInterrupt):
+        mapped(partial(interrupted, seen=[]), out=out, resume=note, batch=4)
+    kept = note.read_bytes()
+    with pytest.raises(ValueError, match=r"^map_tiles: out must hold the rows .* open it without erasing it"):
+        mapped(np.copy, out=np.zeros_like(IMAGE), resume=note, batch=4)
+    assert note.read_bytes() == kept
+    mapped(np.copy, out=out, resume=note, batch=4)
+    np.testing.assert_array_equal(out, mapped(np.copy))
+
+
 def test_notes_of_another_call_are_refused(tmp_path):
     note, out = tmp_path / "rows", np.zeros_like(IMAGE)
     note.write_text("12 rows of another")
@@ -237,7 +253,7 @@ def interrupted(tiles, seen):
 WRONG_RESULTS = {
     "finish must return a slab": {"finish": lambda slab: slab[..., :1]},
     "finish must return a slab .*with rows": {"finish": lambda slab: slab[..., :1, :]},
-    "finish must return numbers, got dtype": {"finish": lambda slab: slab.astype("U9")},
+    "finish must return an array of numbers, got numpy.ndarray of dtype": {"finish": lambda slab: slab.astype("U9")},
     "the function must return tiles of one shape": {"function": lambda tiles: tiles.repeat(1 + (len(tiles) < 5), -1)},
     "progress must yield the batches": {"progress": lambda batches: []},
     "progress must yield the batches that": {"progress": enumerate},
