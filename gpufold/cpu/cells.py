@@ -202,7 +202,7 @@ def _move(
 
 
 _APART = slice(0), slice(-1, None), ALL
-MOVES, SUMS = ([partial(_move, apart=some, sums=sums) for some in _APART] for sums in (False, True))
+MOVES, SUMMED_MOVES = ([partial(_move, apart=some, sums=sums) for some in _APART] for sums in (False, True))
 """The ways to copy columns that are only moved, or summed: all phases of a cell together, those along the last axis
 apart, and all apart."""
 
@@ -216,7 +216,7 @@ def ways_to_move(
     The likely fastest is first. If the blocks along the last axis are not the closest, it may be to copy the phases one
     after another along all axes, because every copy then reads what is contiguous. Large images may be faster in tiles.
     """
-    split, (together, last_apart, all_apart) = _split(axes), SUMS if sums else MOVES
+    split, (together, last_apart, all_apart) = _split(axes), SUMMED_MOVES if sums else MOVES
     if not split or axes[split[-1]].stride >= LONG_STRIDE:
         ways = [together]
     else:

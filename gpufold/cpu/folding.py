@@ -26,7 +26,7 @@ from gpufold.cpu.arithmetic import (
     spread,
 )
 from gpufold.cpu.cells import (
-    SUMS,
+    SUMMED_MOVES,
     adds_rows,
     fold_cells,
     taps_are_closest,
@@ -120,7 +120,7 @@ def _fold_tile(
     if fused.move:
         return algorithm(columns, image, axes, None)
     accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
-    narrow, moves = accumulator != image.dtype, algorithm in SUMS
+    narrow, moves = accumulator != image.dtype, algorithm in SUMMED_MOVES
     if narrow and moves and weights is None and not fused.accumulate and columns.dtype == image.dtype:
         bits = np.dtype(f"u{image.itemsize}")
         words = image.view(bits)
