@@ -15,7 +15,7 @@ from gpufold.calls import Call
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
 from gpufold.given import check_kind
-from gpufold.jax.primitive import apply, by_own_rules
+from gpufold.jax.primitive import apply, own_promotion
 from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended, taken
@@ -40,7 +40,7 @@ def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
     return function
 
 
-@by_own_rules
+@own_promotion()
 def _computed(name: str, given: dict[str, Any]) -> Any:
     """Check the arguments of a call, which may be traced, and compute it."""
     operation, window = OPERATIONS[name], given.get("weight" if name == "average" else "window")

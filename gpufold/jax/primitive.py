@@ -6,9 +6,10 @@ operand except positions and the weights of averages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,6 @@ from gpufold.calls import Call
 from gpufold.compute import check_variant, launcher, run
 from gpufold.geometry import PositionsGeometry
 from gpufold.rounding import usual_mode
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 call_p = Primitive("gpufold")
 
@@ -58,15 +57,11 @@ def _kind(data: Any, *_: Any, call: Call) -> Any:
     return data.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def by_own_rules(function: FunctionT) -> FunctionT:
-    """Return a function whose arithmetic broadcasts and promotes whatever the user of JAX has forbidden."""
-
-    @wraps(function)
-    def ruled(*given: Any, **named: Any) -> Any:
-        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            return function(*given, **named)
-
-    return cast(FunctionT, ruled)
+@contextmanager
+def own_promotion() -> Iterator[None]:
+    """Let arithmetic broadcast and promote, even if the user of JAX forbids it."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def parted(call: Call, operands: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -91,14 +86,14 @@ JAX = adjoints.Library(
 """JAX, where a window is a tuple of arrays."""
 
 
-@by_own_rules
+@own_promotion()
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
     changes = [None if type(each) is ad.Zero else each for each in tangents]
     change = adjoints.tangent(JAX, call, parted(call, primals), parted(call, changes))
     return _bind(*primals, call=call), change
 
 
-@by_own_rules
+@own_promotion()
 def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
     """Return the cotangent of each operand that is undefined: of data and `out`, or of one array of a window."""
     results: list[Any] = [None] * len(operands)
@@ -116,7 +111,7 @@ def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
     return results
 
 
-@by_own_rules
+@own_promotion()
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[Any, int]:
     data_dim, window_dims, positions_dim, out_dim = parted(call, dims)
     size = next(each.shape[dim] for each, dim in zip(operands, dims, strict=True) if dim is not None)
