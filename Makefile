@@ -126,8 +126,8 @@ SANITIZERS := memcheck racecheck initcheck synccheck
 sanitize: $(VENV)/.test
 	@command -v compute-sanitizer >/dev/null || { echo "make sanitize: compute-sanitizer of the CUDA toolkit is not on the PATH"; exit 1; }
 	for tool in $(SANITIZERS); do \
-		compute-sanitizer --tool $$tool --target-processes all --max-connections 64 --error-exitcode 1 \
-			$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py -k test_smoke || exit 1; \
+		compute-sanitizer --tool $$tool --error-exitcode 1 \
+			$(BIN)/python -m pytest -p no:xdist tests/test_gpu.py -k test_smoke || exit 1; \
 	done
 
 # Where nothing can be installed: python3 -m bench chip --results DIR.

@@ -13,7 +13,20 @@ from typing import Any, TypeAlias
 from bench import drawn
 from bench.gpu_session import half_an_hour
 from bench.host import host
-from bench.measure import LOST, Bench, DeviceLostError, Task, cpu_bench, device_kind, fill, gpu_bench, missing, new_run
+from bench.measure import (
+    FREEING,
+    LOST,
+    PREPARATION,
+    Bench,
+    DeviceLostError,
+    Task,
+    cpu_bench,
+    device_kind,
+    fill,
+    gpu_bench,
+    missing,
+    new_run,
+)
 from bench.problems import PROBLEMS, select
 from bench.regret import VARIANTS, by_operation, of_results
 from bench.report import footer, markdown, tables
@@ -76,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     command("host", host, "measure what a repeated GPU call costs before the launch, without a GPU", named)
     chip = command("chip", half_an_hour, "half an hour on a GPU: tests, sanitizers, measurements", named, into)
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
+    chip.add_argument("--only", nargs="+", metavar="STEP", help="of these steps, such as tune")
     chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
@@ -199,7 +213,7 @@ def _measure(
     except DeviceLostError as lost:
         stopped, status = f"Stopped: {lost}.", LOST
     else:
-        status = int(any(name in row.failures for row in run.rows for name in (OURS, *VARIANTS)))
+        status = int(any(name in row.failures for row in run.rows for name in (OURS, *VARIANTS, PREPARATION, FREEING)))
     if stopped:
         done = f"{len(tasks) - len(missing(run, tasks))} of {len(tasks)} rows are saved in {path}"
         again = command_line([*(word for word in words if word != "--resume"), "--resume"])

@@ -26,23 +26,25 @@ from bench.measure import LOST
 from bench.report import markdown, markdown_table
 from bench.results import ROOT, Run, command_line, now, write_at_once
 from bench.terminal import Console
+from gpufold.gpu.sources import digest
 
 NOT_BEGUN, DONE, FAILED, STOPPED, ABSENT = "not begun", "done", "FAILED", "to be continued", "left out"
 
-SHORT, LONG = 4 * 60, 8.5 * 60
-"""Seconds of a step in one go, where machines are lent for ten minutes."""
+SHORT, LONG, LAST_WORDS = 4 * 60, 8.5 * 60, 15
+"""Seconds of a step in one go, where machines are lent for ten minutes, and for pytest to say then what failed."""
 
 MACHINE = """
 import platform, gpufold
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 print("Python", platform.python_version(), "on", platform.platform(), "with gpufold", gpufold.__version__)
-for name in ("numpy", "cupy", "torch", "jax"):
-    with suppress(ImportError):
-        print(name, __import__(name).__version__)
+for name in ("numpy", "torch", "triton", "jax"):
+    with suppress(PackageNotFoundError):
+        print(name, version(name))
 import cupy
 from gpufold.gpu import launch
 runtime = cupy.cuda.runtime
-print("driver", runtime.driverGetVersion(), "runtime", runtime.runtimeGetVersion())
+print("cupy", cupy.__version__, "driver", runtime.driverGetVersion(), "runtime", runtime.runtimeGetVersion())
 for number in range(runtime.getDeviceCount()):
     with cupy.cuda.Device(number):
         print(launch.device(number), runtime.memGetInfo())
@@ -53,9 +55,7 @@ LONGEST = "-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=
 PYTEST = sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", *LONGEST
 SMOKE, LARGE = "test_smoke", "test_past_two_to_the_31"
 """A launch of every kernel function, and what needs many GB."""
-ALL_PROCESSES = "--target-processes", "all", "--launch-timeout", "120", "--max-connections", "64"
-"""Each process needs a connection, of which there are ten by default."""
-SANITIZER = "compute-sanitizer", "--error-exitcode", "77", *ALL_PROCESSES
+SANITIZER = "compute-sanitizer", "--error-exitcode", "77"
 TOOLS = "memcheck", "racecheck", "initcheck", "synccheck"
 FAILURE = "FAILED ", "ERROR tests", "SKIPPED ["
 """How pytest and the races begin to say, at the end of their logs, what failed or was skipped, and why."""
@@ -82,13 +82,13 @@ def steps_of(options: argparse.Namespace) -> dict[str, tuple[float, list[str], d
     commit = ["--commit", options.commit] if options.commit else []
     saving = ["--save", str(options.results / MEASURED), "--resume", "--seconds", f"{options.seconds:g}"]
     arrays = [str(path) for path in ROOT.glob("tests/test_*_gpu.py") if find_spec(path.stem.split("_")[1])]
-    smoke = tests(options.processes, "-k", SMOKE)
+    alone = [*PYTEST, "-p", "no:xdist", "tests/test_gpu.py", "-k", SMOKE]
     return {
-        "machine": (60, [sys.executable, "-c", MACHINE], {}),
-        "smoke": (SHORT, smoke, {}),
+        "machine": (SHORT, [sys.executable, "-c", MACHINE], {}),
+        "smoke": (SHORT, tests(options.processes, "-k", SMOKE), {}),
         "tests": (LONG, tests(options.processes, *arrays, "-k", f"not {SMOKE} and not {LARGE}"), {}),
         "large": (SHORT, tests(1, "-k", LARGE), {}),
-        **{tool: (SHORT, [*SANITIZER, "--tool", tool, *smoke], {}) for tool in TOOLS},
+        **{tool: (SHORT, [*SANITIZER, "--tool", tool, *alone], {}) for tool in TOOLS},
         "tune": (SHORT, [*bench, "tune", "--results", str(options.results), *named], {}),
         "benchmark": (LONG, [*bench, "--device", "gpu", "--full", *saving, *commit, *named], RULE),
     }
@@ -100,8 +100,10 @@ def half_an_hour(options: argparse.Namespace, words: list[str], console: Console
     folder = options.results = options.results.resolve()
     path, steps = folder / "session.json", steps_of(options)
     results: dict[str, tuple[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    _check_kernels(folder)
     left = [name for name in steps if name not in results]
     left += [name for name, (result, _) in results.items() if result == STOPPED]
+    left = [name for name in left if name in (options.only or steps)]
     for name in left[: options.steps]:
         print(f"{now()} {name}", file=sys.stderr, flush=True)
         results.pop(name, None)  # where it is stopped again, it has its next turn after the others
@@ -114,6 +116,14 @@ def half_an_hour(options: argparse.Namespace, words: list[str], console: Console
         write_at_once(folder / "summary.md", summary(folder, steps, results, words))
     print(summary(folder, steps, results, words))
     return int(any(result == FAILED for result, _ in results.values()))
+
+
+def _check_kernels(folder: Path) -> None:
+    """Raise if a folder has the results of other kernels."""
+    path, kernels = folder / "kernels.txt", digest("*.cu*")
+    if path.exists() and path.read_text() != kernels:
+        raise ValueError(f"{folder} has the results of other kernels; name another folder")
+    write_at_once(path, kernels)
 
 
 def do(seconds: float, command: Sequence[str], variables: Mapping[str, str], log: Path) -> str:
@@ -147,6 +157,11 @@ def run(command: Sequence[str], out: BinaryIO, seconds: float, environment: Mapp
     ) as process:
         try:
             return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS)
+            raise
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -160,9 +175,9 @@ def summary(folder: Path, steps: Sequence[str], results: Mapping[str, tuple[str,
         log = folder / f"{name}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         table.append([name, result, f"{seconds / 60:.1f}", lines[-1].replace("|", "/") if lines else ""])
-        if result == FAILED or name == "machine":
-            failed = (number for number, line in enumerate(lines) if line.startswith(FAILURE))
-            details += ["", f"## {name}", "", "```text", *lines[next(failed, -20) :], "```"]
+        failed = [number for number, line in enumerate(lines) if line.startswith(FAILURE)]
+        if result == FAILED or name == "machine" or (result == STOPPED and failed):
+            details += ["", f"## {name}", "", "```text", *lines[next(iter(failed), -20) :], "```"]
     lines = ["# Half an hour on a GPU", "", f"{now()}, `{command_line(words)}`", "", *markdown_table(table), *details]
     if (folder / MEASURED).exists():
         measured = Run.load(folder / MEASURED)

@@ -84,6 +84,7 @@ class Bench:
             self._note(row, FREEING, error)
 
     def _measure(self, problem: Problem, dtype: str, row: Row) -> None:
+        row.failures.pop(PREPARATION, None)
         try:
             data = problem.data(dtype, library=self.library)
             expected = problem.expected(data)
@@ -93,6 +94,7 @@ class Bench:
                 given = Operand(data.shape, tuple(step // data.itemsize for step in data.strides))
                 row.chosen = plan_of(problem, "auto", dtype, device_facts(), given).variant
         except Exception as error:  # out of memory, no such dtype
+            row.finished = False
             self._note(row, PREPARATION, error)
             return
         calls: dict[str, Callable[[], Any]] = {}

@@ -701,6 +701,8 @@ SUM, TILES = {"operations": ("col2im",), **PLAIN}, {"operations": ("blocks_to_ar
 NAIVE, BATCHED = partial(_gather, "naive_gather", np.int32, 3), partial(_gather, "batched_gather", np.int64, 2)
 GRADIENT, OF_FLOATS = partial(_on_tensors, gradient=True), {"dtypes": FLOATS, "zero_dilation": True}
 REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
+ADDED = "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"
+"""The dtypes that CuPy adds by index."""
 
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
@@ -725,12 +727,12 @@ PEERS: tuple[Peer, ...] = (
     Peer("pty-chi", "ptychi", BOTH, partial(_on_tensors, _pty_chi), AT_POSITIONS, (2,)),
     Peer("loop", "numpy", CPU, _loop),
     Peer("add.at", "numpy", CPU, _add_at, ("add_blocks",)),
-    Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",)),
+    Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",), dtypes=ADDED),
     Peer("Triton", "triton", GPU, partial(_on_tensors, _triton), axes=(1, 2), dtypes=FLOATS[:3], **SUM),
     Peer("naive gather", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
     Peer("batched gather", "cupy", GPU, BATCHED, axes=(1, 2), dtypes=("float32",), **SUM),
     Peer("cupy", "cupy", GPU, _composition, VIEWS, **PLAIN),
-    Peer("scatter_add", "cupyx", GPU, _scatter_add, **SUM),
+    Peer("scatter_add", "cupyx", GPU, _scatter_add, dtypes=ADDED, **SUM),
 )
 
 

@@ -285,6 +285,8 @@ SUMMED_TOGETHER = 1 << 26
 def _summed(pixel: Any, terms: Any, size: int, weight: Any) -> Any:
     """Add weighted terms (planes, n) by the pixel of each, in double precision; those outside the image are dropped."""
     library, dtype = library_of(terms), np.complex128 if terms.dtype.kind == "c" else np.float64
+    if library is not np and dtype is np.complex128:  # CuPy adds no complex numbers by index
+        return _summed(pixel, terms.real, size, weight) + 1j * _summed(pixel, terms.imag, size, weight)
     sums = library.empty((len(terms), size), dtype)
     together = 1 if library is np else max(1, SUMMED_TOGETHER // terms.shape[1])
     for first in range(0, len(terms), together):

@@ -663,6 +663,16 @@ def test_gpufold_is_right_on_what_is_measured():
         assert difference(problem(data), problem.expected(data), problem.tolerance) is None, problem.name
 
 
+@pytest.mark.hostcuda
+def test_complex_sums_are_checked_with_what_cupy_adds(device):
+    cupy = sys.modules["cupy"]
+    for name in ("col2im-tiny-2x2", "add_blocks-particles-7x7"):
+        (problem,) = (each for each in PROBLEMS if each.name == name)
+        data = problem.data("complex64")
+        want, got = problem.expected(data), problem.expected(cupy.asarray(data))
+        assert difference(cupy.asnumpy(got), want) is None, name
+
+
 def test_a_run_of_drawn_problems_ends_in_their_distribution(capsys, tmp_path, monkeypatch):
     for name, value in {"LEAST_BYTES": 1 << 10, "MOST_BYTES": 1 << 17, "PEERS": ("loop", "numpy")}.items():
         monkeypatch.setattr(bench.drawn, name, value)

@@ -20,7 +20,19 @@ from faults import copy_checkout
 from test_gpu import FUNCTIONS
 
 from bench.__main__ import INTERRUPTED, _parser, main
-from bench.gpu_session import ABSENT, DONE, FAILED, SANITIZER, STOPPED, TOOLS, do, steps_of
+from bench.gpu_session import (
+    ABSENT,
+    DONE,
+    FAILED,
+    PYTEST,
+    SANITIZER,
+    STOPPED,
+    TOOLS,
+    do,
+    half_an_hour,
+    steps_of,
+    summary,
+)
 from bench.peers import PEERS
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
@@ -142,12 +154,16 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     steps = rehearsal.steps()
     assert list(steps) == [*(name for name in STEPS if name != "tests"), "tests"], "what was stopped has its turn last"
     assert {name: steps[name] for name in begun} == begun, "nothing is done again"
-    for step in ("smoke", "memcheck"):
-        said = dict(re.findall(r"^FAILED tests/test_gpu.py::test_smoke\[(\w+)\](.*)", details(page, step), re.M))
-        assert said.keys() == {WRONG, DEADLY}, page
-        assert "crashed while running" in said[DEADLY]
-        assert "AssertionError" in said[WRONG]
-        assert re.search(rf"^\| {step} \| FAILED .* {len(FUNCTIONS) - 2} passed", page, re.M), page
+    smoke, memcheck = (
+        dict(re.findall(r"^FAILED tests/test_gpu.py::test_smoke\[(\w+)\](.*)", details(page, step), re.M))
+        for step in ("smoke", "memcheck")
+    )
+    assert smoke.keys() == {WRONG, DEADLY}, page
+    assert "crashed while running" in smoke[DEADLY]
+    assert "AssertionError" in smoke[WRONG]
+    assert re.search(rf"^\| smoke \| FAILED .* {len(FUNCTIONS) - 2} passed", page, re.M), page
+    assert smoke.keys() <= memcheck.keys(), "in one process, which the device is lost to"
+    assert "cudaErrorIllegalAddress" in memcheck[DEADLY]
     assert re.search("^SKIPPED .* needs many GB", details(page, "large")), page
     assert "col2im-tiny-2x2" in page
     saved = "".join(path.read_text() for path in (rehearsal.results / "measured").rglob("*.json*"))
@@ -176,6 +192,23 @@ def test_what_does_not_end_in_time_is_ended_with_what_it_has_started(tmp_path):
     while child.exists() and child.read_bytes() and time.monotonic() < until:
         time.sleep(0.01)
     assert time.monotonic() < until
+
+
+def test_what_is_stopped_says_first_what_has_failed(tmp_path):
+    log, tests = tmp_path / "slow.log", tmp_path / "test_slow.py"
+    tests.write_text("import time\ndef test_bad(): assert 0\ndef test_slow(): time.sleep(60)\n")
+    assert do(5, [*PYTEST, str(tests)], {}, log) == STOPPED
+    page = summary(tmp_path, ["slow"], {"slow": (STOPPED, 5.0)}, [])
+    assert "test_slow.py::test_bad - assert 0" in details(page, "slow")
+
+
+def test_results_of_other_kernels_are_refused(tmp_path):
+    options = _parser().parse_args(["chip", "--results", str(tmp_path), "--steps", "0"])
+    half_an_hour(options, ["chip"], Console())
+    half_an_hour(options, ["chip"], Console())
+    (tmp_path / "kernels.txt").write_text("others")
+    with pytest.raises(ValueError, match="has the results of other kernels; name another folder"):
+        half_an_hour(options, ["chip"], Console())
 
 
 def test_a_command_that_lost_the_device_goes_on_in_another_process(tmp_path):

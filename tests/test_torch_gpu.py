@@ -63,7 +63,7 @@ def test_the_current_stream_is_torchs():
     stream, data, pinned = torch.cuda.Stream(), torch.zeros_like(columns).cuda(), columns.pin_memory()
     torch.cuda.current_stream().synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(500_000_000)
         data.copy_(pinned, non_blocking=True)  # from memory that is not pinned it would wait for the sleep
         got = gpufold.torch.fold(data, 64, 3)
         assert not stream.query(), "the call has come back before its stream is done"

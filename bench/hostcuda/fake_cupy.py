@@ -459,7 +459,7 @@ class ndarray:
         """Return NumPy's view of an array like this, without reading elements."""
         view = change(self._elements)
         offset = view.ctypes.data - self._elements.ctypes.data if view.size else 0
-        return ndarray(view.shape, self.dtype, self.data + offset, view.strides)
+        return ndarray(view.shape, view.dtype, self.data + offset, view.strides)
 
     @property
     def device(self):
@@ -473,6 +473,14 @@ class ndarray:
     def __cuda_array_interface__(self):
         strides = None if self.flags.c_contiguous else self.strides
         return {"shape": self.shape, "typestr": self.dtype.str, "strides": strides, "data": (self.data.ptr, False)}
+
+    @property
+    def real(self):
+        return self._view(lambda array: array.real)
+
+    @property
+    def imag(self):
+        return self._view(lambda array: array.imag)
 
     def __len__(self):
         return self.shape[0]
@@ -599,11 +607,16 @@ class RandomNumbers:
         return asarray(self._host.integers(low, high, size, dtype, endpoint))
 
 
+ADDED_AT = ("float16", "float32", "float64", "int32", "int64", "uint32", "uint64")
+
+
 def _viewed(function, array, *arguments, **options):
     return array._view(lambda like: function(like, *arguments, **options))
 
 
 def _add_at(array, indices, values):
+    if array.dtype.name not in ADDED_AT:
+        raise TypeError(f"cupy.add.at only supports {', '.join(ADDED_AT)}")
     _elementwise(lambda got, places, terms: (np.add.at(got, places, terms), got)[1], array, array, indices, values)
 
 
