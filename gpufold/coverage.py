@@ -15,15 +15,16 @@ def check_covered(operation: str, geometry: Any, reduction: str) -> None:
         number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
         lead = len(geometry.lead)
         where = f"spatial axis {number} ({'image' if operation == 'col2im' else 'array'} axis {lead + number})"
-        spans = axis.uncovered
-        count = sum(span.stop - span.start for span in spans)
+        pieces = axis.uncovered
+        pixels = [range(axis.size)[each] if isinstance(each, slice) else each.tolist() for each in pieces]
+        first, count = min(each[0] for each in pixels), sum(map(len, pixels))
         pad_end = over_the_end(axis.size + axis.pad_begin, axis.kernel, axis.stride)
         cure = f"pads_end={pad_end}" if operation == "col2im" else "last='over' or at grid_positions"
         if axis.dilation != 1 or axis.stride > axis.kernel:
             cure = "smaller strides" if axis.stride > axis.kernel else "smaller dilations"
         raise ValueError(
             f"{operation}: blocks must cover every element with reduction={reduction!r}, got {count} of "
-            f"{axis.size} uncovered on {where}, from {spans[0].start} on; use blocks with {cure}, or fill_value=0 to "
+            f"{axis.size} uncovered on {where}, from {first} on; use blocks with {cure}, or fill_value=0 to "
             "fill them"
         )
 
@@ -34,8 +35,8 @@ def filled(geometry: object, result: Any, fill_value: complex | None) -> Any:
         return result
     assert isinstance(geometry, BlocksGeometry | SlidingGeometry)
     for after, axis in enumerate(reversed(geometry.axes)):
-        for span in axis.uncovered:
-            result = put(result, (..., span, *(slice(None),) * after), fill_value)
+        for pixels in axis.uncovered:
+            result = put(result, (..., pixels, *(slice(None),) * after), fill_value)
     return result
 
 

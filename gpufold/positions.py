@@ -26,6 +26,7 @@ from gpufold.arrays import (
     device_of,
     is_same,
     library_of,
+    new_result,
 )
 from gpufold.blocks import array_to_blocks
 from gpufold.calls import Call, Mode, Variant
@@ -224,8 +225,8 @@ def add_weighted(call: Call, library: ModuleType, arrays: tuple[Any, ...], windo
             array[...] = sums
 
 
-WEIGHED_ELEMENTS = 1 << 20
-"""Elements that the CPU multiplies at a time if each block has a weight."""
+WEIGHED_ELEMENTS = 1 << 17
+"""Elements that the CPU multiplies at a time if each block has a weight, or takes by index."""
 
 
 @dispatched
@@ -296,12 +297,14 @@ def take_blocks(
         block = call.geometry.block_shape
         weighted = partial(array_to_blocks, window=window)
         check_bytes(call, call.result_shape, array.dtype.itemsize)
+        result: Any = new_result(call, library, array, call.result_shape) if out is None else out
+        count = max(1, WEIGHED_ELEMENTS // max(1, prod(call.result_shape[1:]))) if library is np else len(places)
         with device_of(library, array), outside.in_memory_of("take_blocks", library):
-            taken: Any = outside.taken(library, library.arange, weighted, array, places, block, mode)
-        if out is not None:
-            copy_into(library, out, taken)
-            taken = out
-        return taken  # type: ignore[no-any-return]
+            for start in range(0, len(places), max(1, count)):
+                part = slice(start, start + count)
+                taken: Any = outside.taken(library, library.arange, weighted, array, places[part], block, mode)
+                copy_into(library, result[part], taken)
+        return result  # type: ignore[no-any-return]
     return compute(call, array, out, window, places)
 
 

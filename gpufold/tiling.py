@@ -153,7 +153,8 @@ def map_tiles(
         or getattr(out, "requires_grad", False)
         or front_of(type(out)).endswith("jax")
     ):
-        raise TypeError(f"map_tiles: out must be an array that can be written to, other than array, got {shown(out)}")
+        got = "array itself" if out is array else shown(out)
+        raise TypeError(f"map_tiles: out must be an array that can be written to, got {got}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     with _speaking():

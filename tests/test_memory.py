@@ -188,6 +188,47 @@ def test_large_blocks_at_positions_are_copied_once(one_thread):
         assert peak - taken.nbytes < 100_000
 
 
+def ones(shape, dtype="f4"):
+    return np.broadcast_to(np.ones((), dtype), shape)
+
+
+FOUND = {
+    "strides beyond a tile": lambda: partial(
+        gpufold.blocks_to_array, ones((2, 2, 2, 192, 192, 192)), (288,) * 3, 192, strides=96, reduction="mean"
+    ),
+    "few columns of a huge image": lambda: partial(
+        gpufold.col2im, np.ones((3, 998), "f2"), (5000, 1000), (1, 3), strides=(10000, 1)
+    ),
+    "widened and moved": lambda: partial(
+        gpufold.col2im, np.ones((256, 156**2), "f2"), (2496, 2496), (16, 16), strides=16, dtype="f4"
+    ),
+    "complex means": lambda: partial(
+        gpufold.col2im, ones((9, 1500**2), "c16"), (1500, 1500), (3, 3), pads_begin=1, pads_end=1, reduction="mean"
+    ),
+    "averages": lambda: partial(gpufold.average, ones((3000, 3000)), np.arange(9e6, dtype="f4").reshape(3000, -1) % 7),
+    "mirrored blocks": lambda: partial(
+        gpufold.take_blocks, np.ones((900, 900), "f4"), np.full((300, 2), 800), 200, mode="reflect"
+    ),
+    "many gaps": lambda: partial(
+        gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), (3,), strides=5, fill_value=np.nan
+    ),
+    "rows of few channels": lambda: partial(
+        gpufold.add_blocks_, np.zeros((900, 900, 2), "f4"), ones((9, 700, 700, 2)), np.zeros((9, 3), int)
+    ),
+    "weights of blocks": lambda: partial(
+        gpufold.add_blocks_, np.zeros((900, 900)), ones((99, 200, 200), "f8"), np.zeros((99, 2), int), weights=ones(99)
+    ),
+}
+"""Calls that needed 9 to 400 MB beside their arguments and result."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_call_needs_8_mb_beside_its_arguments_and_result(name, one_thread):
+    call = FOUND[name]()
+    peak, result = peak_of(call)
+    assert peak - (0 if call.func is gpufold.add_blocks_ else result.nbytes) <= 8 << 20
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 def test_many_small_blocks_at_positions_need_no_more_than_few_of_them(one_thread, dtype):
     """Positions of 300,000 blocks are 5 MB, and were copied and sorted at once."""

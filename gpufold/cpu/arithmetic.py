@@ -132,7 +132,10 @@ def copy_rows(elements: Array, copy: Array) -> None:
 def multiply(elements: Array, weights: Array | None, products: Array) -> None:
     """Multiply by real weights, component by component, rounded once to the products' dtype; without weights copy."""
     if is_narrow(elements, products):
-        elements = widened(elements)
+        factors = [] if weights is None else [np.broadcast_to(weights, products.shape)]
+        for some, into, *each in runs_of(elements, products, *factors):
+            multiply(widened(some), each[0] if each else None, into)
+        return
     if weights is None:
         copy_rows(elements, products)
         return

@@ -77,10 +77,11 @@ def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: Fu
     """
     moved = fused.move or plan_of(axes).apart
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
-        return Ways((tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), fold_indexed))
+        pixels = min(tiles.TILE_ELEMENTS, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image))
+        return Ways((pixels, fold_indexed))
     size = sum_dtype(image.dtype).itemsize
     narrow, converted = image.itemsize < size, columns.itemsize < size
-    limit = tiles.TILE_ELEMENTS
+    limit = tiles.TILE_ELEMENTS * 8 // max(8, size)
     if converted:  # whole planes at once
         plane = image.size // max(1, prod(image.shape[:2]))
         limit = min(limit // 2, max(plane, tiles.pixels_of(WIDENED, columns, image)))

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpufold.calls import PLAIN, Call, FusedOps
-from gpufold.cpu.arithmetic import ALL, Array, divide, shorten_buffers
+from gpufold.cpu.arithmetic import ALL, Array, Index, divide, shorten_buffers
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed
+from gpufold.cpu.tiles import TILE_ELEMENTS, parts_of
 from gpufold.elements import ELEMENT_TYPES, is_string
 from gpufold.geometry import Axis, Size
 from gpufold.keeping import kept
@@ -131,9 +132,12 @@ def _repeated(axes: tuple[Axis, ...], divisors_of: Callable[[tuple[Axis, ...]], 
 def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
     """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
     assert weights is not None
+    (divisor,) = weights
     with np.errstate(all="ignore"):
         shorten_buffers(numerator)
-        divide(numerator, *_covered(weights[0]), result)
+        for part in parts_of(divisor.shape, TILE_ELEMENTS) if divisor.ndim else ((),):
+            place: Index = (..., *part)
+            divide(numerator[place], *_covered(divisor[place]), result[place])
 
 
 def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array | None]:

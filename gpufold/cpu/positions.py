@@ -36,7 +36,8 @@ from gpufold.threads import Ways, for_each, get_num_threads
 from gpufold.weights import least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
-"""Elements that can be indexed in the time of starting an array operation, and a row of it."""
+"""Elements that can be indexed in the time of starting an array operation, and a row of it; no larger block is added by
+index."""
 
 AT_ONCE, LOOKED_UP, TAKEN_BYTES = 1 << 17, 1 << 18, 1 << 19
 """Coordinates of blocks that are compared at a time, indices along all axes that are computed at a time, and bytes that
@@ -157,8 +158,11 @@ def _add_to_tile(
         if scatters:
             _scatter(total, blocks, weights, numbers, first)
             continue
-        placed, known = _placed(first.tolist(), block, size), numbers.tolist()
-        add_pairs(total, blocks, weights, ((into, (known[each], *taps)) for each, into, taps in placed))
+        for begin_of in range(0, len(first), LISTED):
+            few = slice(begin_of, begin_of + LISTED)
+            placed, known = _placed(first[few].tolist(), block, size), numbers[few].tolist()
+            pairs = [(into, (known[each], *taps)) for each, into, taps in placed]
+            add_pairs(total, blocks, weights, pairs)
     if total is not None and total is not tile:
         round_into(tile, total)
 
@@ -202,6 +206,8 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, numbers: Array,
 def _is_faster_by_index(blocks: Array, rank: int) -> bool:
     """Return whether indexing all elements, plane by plane, is faster than one array operation per block."""
     taps, planes = prod(blocks.shape[-rank:]), prod(blocks.shape[1:-rank])
+    if taps > BLOCK_START:
+        return False
     looked_up = max(0, taps - ROW_START * (taps // blocks.shape[-1]))
     return bool(planes * (looked_up * len(blocks) + 2 * BLOCK_START) <= BLOCK_START * len(blocks))
 

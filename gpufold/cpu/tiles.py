@@ -64,7 +64,9 @@ def _tiles(
     A tile is the indices of its columns and its pixels, and the axes of an independent problem.
     """
     cells = (1, 1, *(axis.stride for axis in axes))
-    units = tuple(-(-few // cell) * cell for few, cell in zip(lines_of(shape, *strides), cells, strict=True))
+    lines = lines_of(shape, *strides)
+    units = tuple(-(-few // cell) * cell for few, cell in zip(lines, cells, strict=True))
+    units = units if prod(units) <= limit else lines
     taps, cut = (ALL,) * len(axes), []
     parts = parts_of(shape, limit, units, threads)
     for pixels in sorted(parts, key=lambda pixels: [piece.start for piece in pixels[2:]]):  # divisors are used again

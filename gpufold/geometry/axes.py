@@ -11,6 +11,9 @@ import numpy as np
 
 from gpufold.geometry.integers import Size
 
+MANY_PIECES = 64
+"""Most pieces of an axis that are filled one by one."""
+
 
 def hash_once(geometry: Any) -> int:
     """Return a geometry's hash, computed once, because the caches of every call need it."""
@@ -134,19 +137,30 @@ class Axis(NamedTuple):
         return self._replace(stride=stride, dilation=1 if self.kernel == 1 else self.dilation)
 
     @property
-    def uncovered(self) -> list[slice]:
-        """The pixels that no tap lands on."""
+    def uncovered(self) -> list[Any]:
+        """The pixels that no tap lands on: slices, or one array of them if the pieces are many."""
         if self.dilation and self.blocks < self.kernel:
             return self.turned.uncovered
-        if (self.dilation == 1 and self.stride <= self.kernel) or (self.stride == 1 and self.dilation <= self.blocks):
-            last = self.pixel(self.blocks - 1, self.kernel - 1)
-            ends = [0, min(self.pixel(0, 0), self.size), max(last + 1, 0), self.size]
+        between: list[Any] = []
+        gap = max(0, self.stride - self.kernel) if self.dilation == 1 else MANY_PIECES + 1
+        if gap <= MANY_PIECES or (self.stride == 1 and self.dilation <= self.blocks):
+            begin, last = self.pixel(0, 0), self.pixel(self.blocks - 1, self.kernel - 1)
+            ends = [0, min(begin, self.size), max(last + 1, 0), self.size]
+            if self.dilation == 1:
+                begins = [begin + self.kernel + pixel for pixel in range(gap)]
+                starts = [start if start >= 0 else start % self.stride for start in begins]
+                between = [slice(start, min(last, self.size), self.stride) for start in starts]
         else:
             bare = np.ones(self.size, bool)
             for tap in range(self.kernel if self.dilation else 1):
-                bare[[self.pixel(block, tap) for block in self.reach(tap)]] = False
-            ends = np.flatnonzero(np.diff(bare, prepend=False, append=False)).tolist()
-        return [slice(*span) for span in zip(ends[::2], ends[1::2], strict=True) if span[0] < span[1]]
+                if blocks := self.reach(tap):
+                    bare[self.pixel(blocks[0], tap) : self.pixel(blocks[-1], tap) + 1 : self.stride] = False
+            begins_and_ends = np.flatnonzero(np.diff(bare, prepend=False, append=False))
+            if len(begins_and_ends) > 2 * MANY_PIECES:
+                return [np.flatnonzero(bare)]
+            ends = begins_and_ends.tolist()
+        spans = [*(slice(*span) for span in zip(ends[::2], ends[1::2], strict=True)), *between]
+        return [span for span in spans if span.start < span.stop]
 
 
 @dataclass(frozen=True)
