@@ -29,6 +29,11 @@ def period_of(extent: int, mode: str) -> int:
     return extent if mode == "wrap" else max(1, 2 * extent - 2 * (mode == "reflect"))
 
 
+def _remainder(along: Any, period: Any) -> Any:
+    """Return coordinates modulo a period, which is a symbol if sizes are traced: torch exports no remainder by one."""
+    return along % (period if isinstance(period, int) else along.new_full((), period))
+
+
 def folded(library: Any, along: Any, extent: int, mode: str) -> Any:
     """Return the indices of coordinates, of any size, along an axis that is extended in a mode.
 
@@ -37,8 +42,13 @@ def folded(library: Any, along: Any, extent: int, mode: str) -> Any:
     [[1, 2, 1, 0, 1, 2, 1, 0, 1], [2, 1, 0, 0, 1, 2, 2, 1, 0]]
     """
     period = period_of(extent, mode)
-    along = along % period
+    along = _remainder(along, period)
     return along if mode == "wrap" else library.minimum(along, period - int(mode == "symmetric") - along)
+
+
+def index_of(library: Any, along: Any, extent: int, mode: str) -> Any:
+    """Return the indices of coordinates near an axis that is extended in any mode but "constant"."""
+    return along.clip(0, extent - 1) if mode == "edge" else folded(library, along, extent, mode)
 
 
 def extended(library: Any, arange: Callable[[int, int], Any], array: Any, margins: Margins, mode: str) -> Any:
@@ -54,7 +64,7 @@ def extended(library: Any, arange: Callable[[int, int], Any], array: Any, margin
         extent, axis = array.shape[-1 - after], -1 - after
         ends = []
         for along in (arange(-begin, 0), arange(extent, extent + end)):
-            index = along.clip(0, extent - 1) if mode == "edge" else folded(library, along, extent, mode)
+            index = index_of(library, along, extent, mode)
             ends.append(array[(..., index, *(slice(None),) * after)])
         array = library.concatenate([ends[0], array, ends[1]], axis)
     return array
@@ -74,7 +84,7 @@ def taken(
     lead = array.ndim - rank
     index = []
     for axis, (extent, side) in enumerate(zip(array.shape[lead:], block, strict=True)):
-        begin = positions[:, axis, None] % period_of(extent, mode)  # small, so that sums do not overflow
+        begin = _remainder(positions[:, axis, None], period_of(extent, mode))  # small, so that sums do not overflow
         along = folded(library, begin + arange(side), extent, mode)
         index.append(along.reshape(-1, *(1,) * axis, side, *(1,) * (rank - 1 - axis)))
     blocks = library.moveaxis(array[(..., *index)], lead, 0)

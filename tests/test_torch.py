@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
 import sys
 import warnings
-from contextlib import nullcontext
+import weakref
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from processes import python
 from test_wrong_arguments import TABLE, TORCH, made, names_of, read_only
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import gpufold.torch
 from gpufold.calls import MODES
@@ -792,3 +795,65 @@ def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():
     script = "import torch; torch.__version__ = torch.torch_version.TorchVersion('2.5.1'); import gpufold.torch"
     with pytest.raises(AssertionError, match=r"ImportError: gpufold.torch needs torch 2.6 or newer, got 2.5.1"):
         python("-c", script)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that has another one, and no memory of its own."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda each: each.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, function(*args, **kwargs))
+
+
+ARGUMENTS = {
+    "col2im": ({"data": (4, 9), "output_size": (4, 4), "kernel_size": (2, 2)}, {"window": (2, 2)}),
+    "array_to_blocks": ({"array": (4, 5), "block_shape": (2, 2)}, {"window": (2, 2)}),
+    "take_blocks": ({"array": (4, 5), "positions": None, "block_shape": (2, 2)}, {"window": (2, 2)}),
+    "add_blocks": ({"array": (4, 5), "blocks": (3, 2, 2), "positions": None}, {"window": (2, 2), "weights": (3,)}),
+    "average": ({"numerator": (4, 5), "weight": (5,)}, {}),
+}
+
+
+@pytest.mark.parametrize(("name", "wrapped"), [
+    (name, each) for name, (given, options) in ARGUMENTS.items() for each in (*given, *options)
+    if not each.endswith(("_size", "_shape"))
+])  # fmt: skip
+def test_tensors_without_memory_of_their_own_are_asked(name, wrapped):
+    given, options = ARGUMENTS[name]
+    made = {
+        each: torch.tensor([[0, 0], [1, 1], [2, -1]]) if each == "positions" else torch.rand(shape) + 0.5
+        if not each.endswith(("_size", "_shape")) else shape for each, shape in {**given, **options}.items()
+    }  # fmt: skip
+    function = getattr(gpufold, name)
+    result = function(**made | {wrapped: Wrapper(made[wrapped])})
+    assert type(result) is Wrapper
+    assert torch.equal(result.inner, function(**made))
+
+
+def test_what_is_added_to_tensors_without_memory_of_their_own_is_not_lost():
+    array, total = Wrapper(torch.zeros(4, 5)), Wrapper(torch.zeros(4, 5))
+    gpufold.add_blocks_(array, torch.ones(1, 2, 2), [(0, 0)], weight_out=total)
+    assert array.inner.sum() == total.inner.sum() == 4
+
+
+def test_errors_keep_no_tensor():
+    gc.disable()
+    try:
+        columns = torch.zeros(1, 8, 10)
+        kept = weakref.ref(columns)
+        with suppress(ValueError):
+            gpufold.torch.fold(columns, 5, 2)
+        del columns
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -130,6 +130,40 @@ def test_the_batch_and_sizes_may_change(dynamo):
 
 @BOTH
 @pytest.mark.peer("onnxruntime")
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_what_follows_one_axis_has_any_batch(dynamo, reduction):
+    """The older exporter gives what it knows no rank of the shape of the example."""
+
+    def flat(columns):
+        image = gpufold.torch.fold(columns, (12,), (4,), stride=(2,), reduction=reduction)
+        return image.reshape(image.shape[0], -1)
+
+    options = {"dynamic_axes": {"x": [0]}, "input_names": ["x"]}
+    if dynamo:
+        options = {"dynamic_shapes": {"given": ({0: torch.export.Dim("batch", min=1)},)}}
+    model = exported(flat, [torch.ones(2, 8, 5)], dynamo, **options)
+    for batch in (2, 5, 1):
+        columns = torch.randint(-9, 10, (batch, 8, 5)).float()
+        check(model, [columns], flat(columns))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [((2, 3), "window must have the shape"), ((3, 2), "blocks must cover every element")],
+    ids=["window", "gaps"],
+)
+def test_calls_are_checked_while_they_are_exported(dynamo, window, said):
+    def fold(columns):
+        options = {"window": torch.ones(window), "reduction": "mean", "strides": (4, 3)}
+        return gpufold.torch.col2im(columns, (7, 6), (3, 2), **options)
+
+    with pytest.raises(Exception, match=said):
+        exported(fold, [torch.ones(1, 6, 4)], dynamo)
+
+
+@BOTH
+@pytest.mark.peer("onnxruntime")
 def test_blocks_reach_over_the_end_of_any_size(dynamo):
     """Divisions of negative numbers once lost the last block: ONNX's are towards zero."""
 

@@ -356,6 +356,27 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
             assert torch.equal(program(image), plain(image))
 
 
+@pytest.mark.parametrize("recorder", ["export", "compile"])
+@pytest.mark.parametrize("window", [(2, 3), (5,), (3, 2, 1)], ids=str)
+def test_axes_of_a_window_that_do_not_fit_are_refused_while_recording(recorder, window):
+    function = partial(gpufold.array_to_blocks, block_shape=(3, 2), window=[torch.ones(side) for side in window])
+    with pytest.raises(Exception, match="window"):
+        RECORDERS[recorder](function, (torch.ones(5, 4),))
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric", "wrap"])
+def test_blocks_over_the_end_have_dynamic_sizes(mode):
+    class Over(torch.nn.Module):
+        def forward(self, array):
+            return gpufold.array_to_blocks(array, (4,), strides=3, last="over", mode=mode)
+
+    sizes = {"dynamic_shapes": ({1: torch.export.Dim("length", min=5)},)}
+    program = torch.export.export(Over(), (torch.randn(2, 11),), **sizes).module()
+    for length in (5, 6, 7, 10, 13):
+        array = torch.randn(2, length)
+        assert torch.equal(program(array), Over()(array))
+
+
 class Placed(torch.nn.Module):
     """Blocks that are taken at positions that depend on a size, and are added with weights."""
 

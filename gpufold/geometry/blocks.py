@@ -120,7 +120,8 @@ def _geometry(
             f"block_shape={block_shape}, got {got}"
         )
     check_at_least(operation, name, shape, 0)
-    size, apart = shape[lead:], max(0, sum(extent > 1 for extent in shape[:lead]) - 2)  # as in blocks_as_columns
+    long = sum(type(extent) is not int or extent > 1 for extent in shape[:lead])  # a symbol may be
+    size, apart = shape[lead:], max(0, long - 2)  # as in blocks_as_columns
     most = max(len(shape) + rank, 2 + 2 * (apart + rank))
     check_axes(operation, "block_shape", block_shape, most, f"blocks of an array of {len(shape)}")
     strides = expand(operation, "strides", strides, rank, "block_shape")

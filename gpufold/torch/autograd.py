@@ -92,7 +92,7 @@ def apply(
 ) -> Tensor:
     """Compute a call on checked tensors with a joined window: directly, through autograd, or by an operator."""
     data, window, positions, out = given = [*map(alive, (data, window, positions, out))]
-    if is_traced(data) or _C._are_functorch_transforms_active() or any(map(_is_batched, given)):
+    if is_traced(*given) or _C._are_functorch_transforms_active() or any(map(_is_batched, given)):
         return operator(call, data, window, positions, out)
     if not (is_transformed() or has_gradient(data, window, out)):
         return execute(call, resolved(data), separated(call, window), positions, out)
@@ -183,7 +183,8 @@ class LinearFunction(torch.autograd.Function):
     def forward(
         data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call
     ) -> Tensor:
-        if is_traced(data) or _C._are_functorch_transforms_active():  # outer transforms record too
+        traced = is_traced(data, window, positions, out)
+        if traced or _C._are_functorch_transforms_active():  # outer transforms record too
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatchBelowAutograd():
                 return operator(call, data, window, positions, out)
         return execute(call, resolved(data), separated(call, window), positions, out)

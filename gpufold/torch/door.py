@@ -82,9 +82,12 @@ def overridable(function: Callable[Parameters, Tensor]) -> Callable[Parameters, 
             return function(*given, **named)  # exported programs load after: import gpufold.torch
         except Exception as error:
             answer = error if is_compiling() else _answered(function, error, given, named)
-            if answer is error:
-                raise
-            raise answer.with_traceback(error.__traceback__) from None
+            try:
+                if answer is error:
+                    raise
+                raise answer.with_traceback(error.__traceback__) from None
+            finally:
+                del answer  # whose traceback has this frame, which has the arguments
 
     if function.__name__.rstrip("_") in OPERATIONS:
         linked(forward)

@@ -307,4 +307,5 @@ def _symbolic(graph: Any, columns: Any, *arguments: Any) -> Any:
     size, kernel, *steps = arguments[3:9]
     attributes = attributes_of(*[helper._maybe_get_const(each, "is") for each in steps])
     named = {f"{name}_i": values for name, values in attributes.items()}
-    return graph.op("Col2Im", columns, shape(size), shape(kernel), **named).setType(columns.type().with_sizes(None))
+    kind = columns.type().with_sizes([None] * (2 + len(attributes["strides"])))  # what follows needs the rank
+    return graph.op("Col2Im", columns, shape(size), shape(kernel), **named).setType(kind)

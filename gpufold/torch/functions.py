@@ -54,7 +54,8 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
             if not named.keys() >= {*arrays[len(given) :]}:
                 describe(*given, **named)  # raises
             given = (*given, *[named.pop(each) for each in arrays[len(given) :]])
-        traced, places = is_traced(given[0]) or (elements > 1 and is_traced(given[1])), None
+        others = *given[elements:count], by_block, *tensors.weights_of(named.get("window"))
+        traced, places = is_traced(*given[:elements]) or tensors.is_wrapped(*others), None
         if placed:
             convert = operators.as_positions if traced else tensors.as_positions
             places = convert(name, given[elements], given[0])
@@ -147,6 +148,7 @@ def add_blocks_(
     is ``array.copy_(add_blocks(array, ...))`` and allocates a tensor. A window's gradient includes `weight_out`.
     """
     traced = is_traced(array, blocks)
+    traced = traced or tensors.is_wrapped(positions, weights, weight_out, *tensors.weights_of(window))
     convert = operators.as_positions if traced else tensors.as_positions
     places = convert("add_blocks_", positions, array)
     if not traced or operators.are_known((array, blocks, places)):

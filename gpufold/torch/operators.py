@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha256
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,6 +191,8 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
             tensors.check_real(operation, argument, each)
             tensors.check_beside(operation, argument, each, what, data)
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
+        if separable:
+            _check_axes(operation, axes, data, positions, sizes)
         if reduction in calls.REDUCTIONS and tensors.has_gradient(*axes):
             check_gradient(autograd.TORCH, operation, reduction)
         window = autograd.joined(operation, data, axes)
@@ -198,10 +201,34 @@ def record(operation: str, values: dict[str, Any], positions: Tensor | None) -> 
     arguments = data, window, positions, out, *sizes, *tail
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
         if is_tracing():
+            _check_traced(operation, arguments)
             return exporting.decomposed(_fold_by_torchscript, operation, *arguments)
         call_of(operation, arguments)  # raises
         return exporting.decomposed(exporting.fold_by_onnx, operation, *arguments)
     return _called(operation, (data, window, positions, out), sizes, tail)
+
+
+def _check_axes(operation: str, axes: Any, data: Tensor, positions: Any, sizes: list[list[Any]]) -> None:
+    """Raise unless there is one tensor per axis of a block, of its size; joined, only their sum is checked."""
+    number = int(operation in ("col2im", "blocks_to_array"))  # of a block's sizes, after those of the result
+    block = sizes[number] if sizes else data.shape[data.ndim - positions.shape[-1] :]
+    shapes = [tuple(each.shape) for each in axes]
+    if is_tracing():
+        with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):
+            block, shapes = [*map(int, block)], [tuple(map(int, each)) for each in shapes]
+    if shapes != [(side,) for side in block]:
+        raise ValueError(f"{operation}: window must be one array per axis of {tuple(block)}, got shapes {shapes}")
+
+
+def _check_traced(operation: str, arguments: tuple[Any, ...]) -> None:
+    """Raise if a call does not fit, of which torch.jit.trace has the sizes as tensors."""
+    given, sizes, tail = arguments[:4], arguments[4:-6], arguments[-6:]
+    with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):
+        shaped = [
+            None if each is None else SimpleNamespace(shape=tuple(map(int, each.shape)), dtype=each.dtype)
+            for each in given
+        ]
+        call_of(operation, (*shaped, *[[*map(int, size)] for size in sizes], *tail))
 
 
 def _lists_of_sizes(operation: str, data: Tensor, positions: Tensor | None, values: dict[str, Any]) -> list[list[Any]]:

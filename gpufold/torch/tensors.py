@@ -142,8 +142,15 @@ def check_read(operation: str, **given: Tensor) -> None:
 def extended(array: Tensor, margins: Margins, mode: str) -> Tensor:
     """Return an array padded as far as blocks extend beyond its ends; margins may be symbols."""
     check_read("array_to_blocks", array=array)
-    result: Tensor = outside.extended(torch, partial(torch.arange, device=array.device), array, margins, mode)
-    return result
+    arange = partial(torch.arange, device=array.device)
+    if not is_compiling():
+        result: Tensor = outside.extended(torch, arange, array, margins, mode)
+        return result
+    for after, (begin, end) in enumerate(reversed(tuple(margins))):  # one gather, which asks nothing of symbols
+        extent = array.shape[-1 - after]
+        index = outside.index_of(torch, arange(-begin, extent + end), extent, mode)
+        array = array[(..., index, *(slice(None),) * after)]
+    return array
 
 
 def alive(tensor: Any) -> Any:
@@ -287,6 +294,15 @@ def is_traced(*tensors: Any) -> bool:
             if tensor.is_meta:
                 return True
         elif isinstance(tensor, Tensor):
+            return True
+    return False
+
+
+def is_wrapped(*others: Any) -> bool:
+    """Return whether one of the other arguments is of a subclass of tensors, which may have no memory of its own."""
+    for each in others:
+        kind = type(each)
+        if each is not None and kind is not Tensor and kind is not Parameter and isinstance(each, Tensor):
             return True
     return False
 
