@@ -153,8 +153,9 @@ def run(command: Sequence[str], out: BinaryIO, seconds: float, environment: Mapp
     It is a process group of this process's own session, with which a machine's owner ends it.
     """
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
-    ) as process:
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
+        preexec_fn=_heed_interrupts,
+    ) as process:  # fmt: skip
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -165,6 +166,11 @@ def run(command: Sequence[str], out: BinaryIO, seconds: float, environment: Mapp
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _heed_interrupts() -> None:
+    """Let a process be interrupted, also where a background job ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def summary(folder: Path, steps: Sequence[str], results: Mapping[str, tuple[str, float]], words: list[str]) -> str:
