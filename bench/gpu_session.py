@@ -152,10 +152,10 @@ def run(command: Sequence[str], out: BinaryIO, seconds: float, environment: Mapp
 
     It is a process group of this process's own session, with which a machine's owner ends it.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would its processes
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
-        preexec_fn=_heed_interrupts,
-    ) as process:  # fmt: skip
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+    ) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -166,11 +166,6 @@ def run(command: Sequence[str], out: BinaryIO, seconds: float, environment: Mapp
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _heed_interrupts() -> None:
-    """Let a process be interrupted, also where a background job ignores it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def summary(folder: Path, steps: Sequence[str], results: Mapping[str, tuple[str, float]], words: list[str]) -> str:
