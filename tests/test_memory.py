@@ -9,7 +9,7 @@ import weakref
 from functools import partial
 from itertools import cycle
 from math import prod
-from time import process_time
+from time import process_time, sleep
 from timeit import repeat
 
 import numpy as np
@@ -249,6 +249,7 @@ def kept_by(call):
     try:
         call()
         gc.collect()
+        sleep(0.02)  # until a thread that came too late to help has let go of the call
         return tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
