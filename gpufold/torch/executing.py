@@ -40,6 +40,7 @@ from gpufold.torch.tensors import (
     in_bytes,
     is_in_aten,
     is_transformed,
+    is_wrapped,
     name_of,
     resolved,
     weights_of,
@@ -55,12 +56,14 @@ def add_in_place(
 ) -> bool:
     """Add blocks to a tensor, and their weights to another, in place; return False if this needs new tensors.
 
-    It does with gradients, under transforms, and for lazily conjugated or negated tensors.
+    It does with gradients, under transforms, for lazily conjugated or negated tensors, and for subclasses.
     """
     axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
     given = (*written, blocks, positions, *axes)
     cache = guard_cache_of(call, True)
     if not ((guards := cache.guards).match(given) and guards.disjoint(given, len(written))):
+        if is_wrapped(positions, weight_out, *axes):
+            return False
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
         positions, axes = checked(call, blocks, window, positions, out)

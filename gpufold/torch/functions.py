@@ -148,7 +148,6 @@ def add_blocks_(
     is ``array.copy_(add_blocks(array, ...))`` and allocates a tensor. A window's gradient includes `weight_out`.
     """
     traced = is_traced(array, blocks)
-    traced = traced or tensors.is_wrapped(positions, weights, weight_out, *tensors.weights_of(window))
     convert = operators.as_positions if traced else tensors.as_positions
     places = convert("add_blocks_", positions, array)
     if not traced or operators.are_known((array, blocks, places)):
@@ -160,6 +159,8 @@ def add_blocks_(
         direct = not (traced or weights is not None)
         if direct and executing.add_in_place(call, array, blocks, window, places, weight_out):
             return array
+    if not traced and tensors.is_wrapped(positions, weights, weight_out, *tensors.weights_of(window)):
+        traced, places = True, operators.as_positions("add_blocks_", positions, array)
     array, weight_out = tensors.alive(array), tensors.alive(weight_out)
     sums, ones, new_weights = array, None, None
     if weight_out is not None:
