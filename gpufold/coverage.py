@@ -16,7 +16,7 @@ def check_covered(operation: str, geometry: Any, reduction: str) -> None:
         lead = len(geometry.lead)
         where = f"spatial axis {number} ({'image' if operation == 'col2im' else 'array'} axis {lead + number})"
         pieces = axis.uncovered
-        pixels = [range(axis.size)[each] if isinstance(each, slice) else each.tolist() for each in pieces]
+        pixels = [range(axis.size)[each] if isinstance(each, slice) else each for each in pieces]
         first, count = min(each[0] for each in pixels), sum(map(len, pixels))
         pad_end = over_the_end(axis.size + axis.pad_begin, axis.kernel, axis.stride)
         cure = f"pads_end={pad_end}" if operation == "col2im" else "last='over' or at grid_positions"

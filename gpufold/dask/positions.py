@@ -74,8 +74,8 @@ def add_blocks(
     name = f"add_blocks-{tokenize(call, array, blocks, positions, factors, by_block)}"
     graph: dict[Any, Any] = {}
     for index, pieces, places, numbers in add_pieces(graph, name, call, blocks, positions, array.chunks):
-        size = [sizes[at] for sizes, at in zip(array.chunks, index, strict=True)]
-        work = partial(_add_chunk, call=call, size=size, positions=places, numbers=numbers)
+        shape = tuple([sizes[at] for sizes, at in zip(array.chunks, index, strict=True)])
+        work = partial(_add_chunk, call=_part_of(call, 0, shape), positions=places, numbers=numbers)
         chunk = (array.name, *index)
         graph[name, *index] = (work, chunk, pieces, key_of(factors), key_of(by_block)) if pieces else chunk
     return new_array(name, graph, (array, blocks, factors, by_block), array.chunks, np.dtype(call.dtype))
@@ -197,32 +197,25 @@ def _weights_of_blocks(call: Call, blocks: Any, weights: Any) -> Any:
         return delayed(library.array(narrowed(library, weights, call.element.weight_dtype)), pure=True)
 
 
-def _part_of(call: Call, count: int, array: Any) -> Call:
-    """Return the call of `count` blocks on a chunk of the array."""
+def _part_of(call: Call, count: int, shape: Size) -> Call:
+    """Return the call of `count` blocks on a chunk of the array, of a shape."""
     geometry = geometry_of(call, PositionsGeometry)
-    lead = array.ndim - len(geometry.size)
-    part = PositionsGeometry(count, array.shape[:lead], array.shape[lead:], geometry.block_shape)
+    lead = len(shape) - len(geometry.size)
+    part = PositionsGeometry(count, shape[:lead], shape[lead:], geometry.block_shape)
     return call._replace(geometry=part)
 
 
 def _add_chunk(
-    out: Any,
-    pieces: list[Any],
-    window: Any,
-    weights: Any,
-    *,
-    call: Call,
-    size: list[int],
-    positions: list[Any],
-    numbers: list[Any],
+    out: Any, pieces: list[Any], window: Any, weights: Any, *, call: Call, positions: list[Any], numbers: list[Any]
 ) -> Any:
-    """Add the blocks that intersect a chunk to a copy of it, piece after piece."""
-    library, result = known_chunk(call.operation, out, call.dtype, size), out.copy(order="C")
+    """Add the blocks that intersect a chunk to a copy of it, piece after piece; `call` has the chunk's sizes."""
+    shape = geometry_of(call, PositionsGeometry).array_shape
+    library, result = known_chunk(call.operation, out, call.dtype, shape), out.copy(order="C")
     if call.element.is_half:  # is rounded once
         pieces = [library.concatenate(pieces)]
         positions, numbers = [np.concatenate(positions)], [np.concatenate(numbers)]
     for blocks, places, chosen in zip(pieces, positions, numbers, strict=True):
-        part, some = _part_of(call, len(places), out), library.asarray(places)
+        part, some = _part_of(call, len(places), shape), library.asarray(places)
         known_chunk(call.operation, blocks, call.data_dtype or call.dtype, part.data_shape[1:])
         if weights is None:
             run(part, library, blocks, result, window, some)
@@ -234,7 +227,7 @@ def _add_chunk(
 
 def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any, size: list[int]) -> Any:
     """Extract blocks of a chunk; elements outside it are zero here, and may come from another chunk."""
-    part = _part_of(call, len(positions), array)
+    part = _part_of(call, len(positions), array.shape)
     library, geometry = known_chunk(call.operation, array, call.dtype, size), geometry_of(part, PositionsGeometry)
     blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=geometry.blocks_shape)
     run(part, library, array, blocks, weights, library.asarray(positions))
