@@ -184,6 +184,19 @@ def test_a_compiled_mean_of_what_is_not_covered_is_refused_or_filled():
         torch.jit.trace(lambda blocks: mean(blocks, torch.ones(8)), blocks)
 
 
+@kinds("numpy", "torch", "jax", "dask")
+@pytest.mark.parametrize(("stride", "dilation"), [(5, 1), (7, 3), (200, 1)])
+def test_many_gaps_are_filled(kind, stride, dilation):
+    """Between two taps a dilation apart, of 100 blocks."""
+    it, size = KINDS[kind], 99 * stride + dilation + 9
+    options = {"strides": stride, "dilations": dilation, "pads_begin": 1, "pads_end": 0}
+    blocks = (size + 1 - dilation - 1) // stride + 1
+    columns = np.ones((2, blocks), np.float32)
+    covered = gpufold.col2im(columns, (size,), (2,), **options) > 0
+    got = gpufold.col2im(it.to(columns), (size,), (2,), **options, reduction="mean", fill_value=-1)
+    assert_same_bits(it.back(got), np.where(covered, 1, -1).astype(np.float32))
+
+
 @kinds("torch", "jax")
 def test_the_gradient_by_a_weight_leaves_the_range_of_the_sums(kind):
     """It is of the weights' dtype."""
