@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,20 @@ from gpufold.elements import name_of
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.given import is_separable, type_name
 from gpufold.names import speaking_for
-from gpufold.positions import average
-from gpufold.weights import of_elements, weighed
+from gpufold.positions import add_weighted, average
+from gpufold.weights import BlockWeights
 from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks
+
+
+class Addition(NamedTuple):
+    """A batch of blocks, and what they are added to."""
+
+    out: Any
+    blocks: Any
+    window: tuple[Any, ...] | None = None
+    weight_out: Any = None
+    by_block: BlockWeights | None = None
+
 
 KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
 """The type of each library's arrays, for messages."""
@@ -77,22 +88,23 @@ class Backend:
             return places
         return as_positions("Stitcher.add", self.library, places.tolist(), self._blocks, "blocks")
 
-    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
-        """Return the weighted blocks and their weights: the weight of each block times those of the window."""
-        blocks, call = self._blocks, Call("Stitcher.add", PositionsGeometry(0, (), (), ()), dtype)
-        weights = weights_of_blocks(call, self.library, self.read("weights", weights), blocks)
-        with np.errstate(all="ignore"):  # as in sums
-            each = of_elements(self.library, weights, factors or (), blocks.ndim, least)
-            return weighed(self.library, blocks.astype(dtype), each), each
+    def weights_of_blocks(self, weights: Any, dtype: str) -> Any:
+        """Check the weights of blocks, which are summed in a dtype, and return them in that of the sums of weights."""
+        call = Call("Stitcher.add", PositionsGeometry(0, (), (), ()), dtype)
+        return weights_of_blocks(call, self.library, self.read("weights", weights), self._blocks)
 
-    def check(self, out: Any, blocks: Any, weights: Any, weight_out: Any = None) -> None:
+    def check(self, addition: Addition) -> None:
         """Raise what `add` would raise after another addition."""
 
-    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
+    def add(self, addition: Addition, places: Any) -> None:
         """Add blocks to `out`, and their weights to `weight_out`."""
+        out, blocks, window, weight_out, by_block = addition
         blocks = self.read("blocks", blocks)
-        call = calls.add_blocks(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)
-        run(call, self.library, blocks, out, weights, places, weight_out)
+        call = calls.add_blocks(out, blocks, places, window=_as_window(window, places), weight_out=weight_out)
+        if by_block is None:
+            run(call, self.library, blocks, out, window, places, weight_out)
+        else:
+            add_weighted(call, self.library, (blocks, out, places, weight_out), window, by_block)
 
     def average(self, sums: Any, weight: Any) -> Any:
         """Return sums divided by weights, if any, as a new array."""
@@ -145,25 +157,32 @@ class TorchBackend(Backend):
             return self.library.from_numpy(places.copy()).to(self.place)  # a copy, which gradients need later
         return places
 
-    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
+    def weights_of_blocks(self, weights: Any, dtype: str) -> Any:
         tensors = self._ours.tensors
         tensors.check_tensor("Stitcher.add", "weights", weights)
         tensors.check_like("Stitcher.add", "weights", weights, self._blocks, "blocks")
         check_block_weights("Stitcher.add", weights, dtype, len(self._blocks))
-        terms: tuple[Any, Any] = tensors.weighed(
-            self._blocks, weights, factors or (), getattr(self.library, dtype), least
-        )
-        return terms
+        return tensors.as_kernel_weights(weights, tensors.WEIGHTS[dtype])
 
-    def check(self, out: Any, blocks: Any, weights: Any, weight_out: Any = None) -> None:
-        values = (blocks, *(weights or ()))
+    def check(self, addition: Addition) -> None:
+        out, blocks, window, weight_out, by_block = addition
+        values = (blocks, *(window or ()), *([] if by_block is None else [by_block.weights]))
         if self._ours.tensors.has_gradient(out, weight_out, *values):
             with speaking_for("Stitcher.add", "add_blocks_"):
                 for each in (out, weight_out):
                     self._ours.tensors.check_recordable("the sum of tiles or weights", each, *values)
 
-    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
-        self._ours.add_blocks_(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)
+    def add(self, addition: Addition, places: Any) -> None:
+        out, blocks, window, weight_out, by_block = addition
+        if by_block is None:
+            self._ours.add_blocks_(out, blocks, places, window=_as_window(window, places), weight_out=weight_out)
+            return
+        terms, each = self._ours.tensors.weighed(blocks, by_block.weights, window or (), out.dtype, by_block.least)
+        self._ours.add_blocks_(out, terms * each if by_block.squared else terms, places)
+        if weight_out is not None:
+            lead = blocks.ndim - weight_out.ndim
+            each = each.reshape(len(each), *each.shape[lead:]).expand(len(each), *blocks.shape[lead:])
+            self._ours.add_blocks_(weight_out, each, places)
 
     def average(self, sums: Any, weight: Any) -> Any:
         if weight is None:

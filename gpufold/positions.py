@@ -35,8 +35,9 @@ from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Extents, LastBlock, Sizes, grid_of_blocks
 from gpufold.names import suggests_keywords
+from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX
-from gpufold.weights import least_weight, of_elements, weighed
+from gpufold.weights import BlockWeights, least_weight, of_elements, weighed
 from gpufold.windows import weights_of_blocks
 
 
@@ -195,38 +196,40 @@ def _described(
     if options.get("weight_out") is not None:
         check_library("add_blocks", "weight_out", options["weight_out"], library, "array")
     call = calls.add_blocks(array, blocks, places, **options)
-    return library, call, places, None if weights is None else weights_of_blocks(call, library, weights, blocks)
+    if weights is None:
+        return library, call, places, None
+    least = 0.0 if options.get("weight_out") is None else least_weight(call.element.weight_bytes, "mean")
+    return library, call, places, BlockWeights(weights_of_blocks(call, library, weights, blocks), least)
 
 
-def add_weighted(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
+def add_weighted(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, by_block: BlockWeights) -> None:
     """Add checked blocks, in (blocks, array, positions, weight_out), with a window, if any, and one weight per block.
 
-    The blocks are multiplied first, some at a time.
+    On a GPU the blocks are multiplied first.
     """
     blocks, array, places, weight_out = arrays
-    if not array.size:
+    if not array.size or not blocks.size:
+        return
+    if library is np:
+        OPERATIONS["add_blocks"].on_cpu(call, blocks, array, window, places, weight_out, by_block)
         return
     geometry: Any = call.geometry
-    least = 0.0 if weight_out is None else least_weight(call.element.weight_bytes, "mean")
     sums = array.astype(wide) if (wide := sum_dtype(np.dtype(call.dtype))) != array.dtype else array
-    count = max(1, WEIGHED_ELEMENTS // max(1, prod(geometry.blocks_shape[1:]))) if library is np else len(blocks)
+    each = of_elements(library, by_block.weights, window or (), blocks.ndim, by_block.least)
+    each = each * each if by_block.squared else each
+    added = [(weighed(library, blocks.astype(wide), each), sums)]
+    if weight_out is not None:
+        each = each.reshape(len(each), *each.shape[1 + len(geometry.lead) :])
+        added.append((library.broadcast_to(each, (len(each), *geometry.block_shape)), weight_out))
     options: dict[str, Any] = {"variant": call.variant, "deterministic": call.deterministic}
-    with np.errstate(all="ignore"):  # as in sums
-        for start in range(0, len(blocks), max(1, count)):
-            part, taken = slice(start, start + count), places[start : start + count]
-            each = of_elements(library, weights[part], window or (), blocks.ndim, least)
-            terms = weighed(library, blocks[part].astype(wide), each)
-            run(calls.add_blocks(sums, terms, taken, **options), library, terms, sums, None, taken)
-            if weight_out is not None:
-                each = each.reshape(len(each), *each.shape[1 + len(geometry.lead) :])
-                ones = library.broadcast_to(each, (len(each), *geometry.block_shape))
-                run(calls.add_blocks(weight_out, ones, taken, **options), library, ones, weight_out, None, taken)
-        if sums is not array:
-            array[...] = sums
+    for terms, into in added:
+        run(calls.add_blocks(into, terms, places, **options), library, terms, into, None, places)
+    if sums is not array:
+        array[...] = sums
 
 
-WEIGHED_ELEMENTS = 1 << 17
-"""Elements that the CPU multiplies at a time if each block has a weight, or takes by index."""
+TAKEN_ELEMENTS = 1 << 17
+"""Elements that the CPU takes by index at a time."""
 
 
 @dispatched
@@ -298,7 +301,7 @@ def take_blocks(
         weighted = partial(array_to_blocks, window=window)
         check_bytes(call, call.result_shape, array.dtype.itemsize)
         result: Any = new_result(call, library, array, call.result_shape) if out is None else out
-        count = max(1, WEIGHED_ELEMENTS // max(1, prod(call.result_shape[1:]))) if library is np else len(places)
+        count = max(1, TAKEN_ELEMENTS // max(1, prod(call.result_shape[1:]))) if library is np else len(places)
         with device_of(library, array), outside.in_memory_of("take_blocks", library):
             for start in range(0, len(places), max(1, count)):
                 part = slice(start, start + count)

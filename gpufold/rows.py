@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpufold.arrays import check_bytes
-from gpufold.backends import Backend
+from gpufold.backends import Addition, Backend
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size
@@ -30,7 +30,7 @@ class TileWeights:
             with backend.device:
                 sums, weights = backend.zeros(tile, dtype), backend.zeros(tile, call.element.weight)
                 origin = backend.to_device(np.zeros((1, len(tile)), np.int64))
-                backend.add(sums, backend.ones(sums, (1, *tile)), origin, self.factors, weights)
+                backend.add(Addition(sums, backend.ones(sums, (1, *tile)), self.factors, weights), origin)
                 self.factors = (at_least(backend.library, weights, least_weight(call.element.weight_bytes, reduction)),)
 
     @cached_property

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpufold import extras
 from gpufold.arrays import Positions, Shaped, Window
-from gpufold.backends import backend_of, copy_of_window
+from gpufold.backends import Addition, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.coverage import put
 from gpufold.dispatch import front_of
@@ -26,7 +26,7 @@ from gpufold.geometry import ENDLESS, Extents, Sizes, stitched_sizes
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import suggests_keywords
 from gpufold.rows import Rows, TileWeights
-from gpufold.weights import least_weight
+from gpufold.weights import BlockWeights, least_weight
 from gpufold.windows import first_weights, known_window
 
 Parameters = ParamSpec("Parameters")
@@ -289,22 +289,23 @@ class Stitcher(_Of[ArrayT, WholeT]):
             sums, weight = kept.views(rows)
             places = backend.to_device(places)
             window = None if factors is None else factors.factors
-            additions = [(sums, blocks, window, weight if self._reduction == "mean" else None)]
+            by_block = None
             if weights is not None:
                 least = 0.0 if weight is None else least_weight(ELEMENT_TYPES[kept.dtype].weight_bytes, self._reduction)
-                terms, each = backend.weighed(weights, window, kept.dtype, least)
-                additions = [(sums, terms, None, None)]
-                if weight is not None:
-                    each = each.reshape(*count, *each.shape[1 + lead :]) * backend.ones(weight, (*count, *tile))
-                    additions.append((weight, each if self._reduction == "mean" else each * each, None, None))
-            elif self._reduction == "least_squares":
-                squares = None if factors is None else factors.squares
-                additions.append((weight, backend.ones(weight, (*count, *tile)), squares, None))
-            for out, added, window, weight_out in additions:
-                backend.check(out, added, window, weight_out)
+                by_block = BlockWeights(backend.weights_of_blocks(weights, kept.dtype), least)
+            of_means = weight if self._reduction == "mean" else None
+            additions = [Addition(sums, blocks, window, of_means, by_block)]
+            if self._reduction == "least_squares":
+                ones = backend.ones(weight, (*count, *tile))
+                if by_block is None:
+                    additions.append(Addition(weight, ones, None if factors is None else factors.squares))
+                else:
+                    additions.append(Addition(weight, ones, window, by_block=by_block._replace(squared=True)))
+            for addition in additions:
+                backend.check(addition)
             kept.torn = True  # from here on, an interrupt leaves a partial addition
-            for out, added, window, weight_out in additions:
-                backend.add(out, added, places, window, weight_out)
+            for addition in additions:
+                backend.add(addition, places)
         self._open, self._reached, self._end = kept, reached, end
         kept.torn = False
 

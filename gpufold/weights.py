@@ -6,9 +6,19 @@ Kernels use the same limits: see kernels/window.cuh.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class BlockWeights(NamedTuple):
+    """One weight for each block, which is multiplied by those of a window."""
+
+    weights: Any
+    least: float = 0.0
+    """The least magnitude of products of nonzero weights."""
+    squared: bool = False
+    """Whether the products are squared."""
 
 
 def least_weight(itemsize: int, reduction: str, axes: int = 1) -> float:
@@ -30,11 +40,19 @@ def at_least(library: Any, weights: Any, least: float) -> Any:
     >>> at_least(np, np.array([1.0, -1e-9, 0.0]), 0.125)
     array([ 1.   , -0.125,  0.   ])
     """
-    small = abs(weights) < least
-    if library is np and np.count_nonzero(small) + np.count_nonzero(weights) == weights.size:
-        return weights  # the small ones are zeros
-    small = small & (weights != 0)
+    if library is np and _are_large(weights.reshape(-1), least):
+        return weights
+    small = (abs(weights) < least) & (weights != 0)
     return library.where(small, library.sign(weights) * least, weights)
+
+
+def _are_large(weights: Any, least: float) -> bool:
+    """Return whether all nonzero weights have a least magnitude, without an array of their magnitudes."""
+    for start in range(0, weights.size, 1 << 16):
+        some = weights[start : start + (1 << 16)]
+        if np.count_nonzero(abs(some) < least) + np.count_nonzero(some) > some.size:
+            return False
+    return True
 
 
 def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:
@@ -45,13 +63,18 @@ def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:
     axes = [at_least(library, weights, least) for weights in axes] if least else axes
     product = axes[0]
     for weights in axes[1:]:
-        before = product[..., None]
-        product = before * weights
-        small = abs(product) < least if least else None
-        if small is not None and (library is not np or small.any()):
-            small = small & (before != 0) & (weights != 0)
-            product = library.where(small, library.sign(before) * library.sign(weights) * least, product)
+        product = times(library, product[..., None], weights, least)
     return product
+
+
+def times(library: Any, first: Any, second: Any, least: float = 0.0) -> Any:
+    """Return products of weights; those of nonzero weights are raised to the least magnitude."""
+    product = first * second
+    small = abs(product) < least if least else None
+    if small is None or (library is np and not small.any()):
+        return product
+    small = small & (first != 0) & (second != 0)
+    return library.where(small, library.sign(first) * library.sign(second) * least, product)
 
 
 def of_elements(library: Any, weights: Any, axes: Sequence[Any], ndim: int, least: float = 0.0) -> Any:

@@ -68,11 +68,13 @@ def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
     ready = kernel_ready(library, weights, wanted)
     if weights.dtype.kind != "f" or weights.itemsize <= ready.itemsize:
         return ready
-    least = library.copysign(np.finfo(wanted).tiny, weights).astype(wanted)
     if library is np:
         vanished = ready == 0  # also if the thread flushes denormals
+        if np.count_nonzero(vanished) + np.count_nonzero(weights) == weights.size:
+            return ready
     else:  # CuPy's comparisons flush denormals, unlike the kernels
         vanished = abs(weights) <= np.finfo(wanted).smallest_subnormal / weights.dtype.type(2)
+    least = library.copysign(np.finfo(wanted).tiny, weights).astype(wanted)
     return library.where(vanished & (weights != 0), least, ready)
 
 

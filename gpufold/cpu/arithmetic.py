@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial, reduce
 from itertools import product, takewhile
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gpufold.cores import cache_bytes
 from gpufold.elements import is_narrow, narrowed, shifted_back, widened
-from gpufold.geometry import Size
+from gpufold.weights import times
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
@@ -42,19 +42,37 @@ def shorten_buffers(elements: Array) -> None:
         np.setbufsize(max(16, BUFFER_BYTES // elements.itemsize // 16 * 16))  # a multiple of 16 elements
 
 
-def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add weighted terms into parts of a total, in the given order; weights have the shape of the terms."""
+class Factors(NamedTuple):
+    """Weights whose product multiplies elements."""
+
+    arrays: Sequence[Array] = ()
+    """Arrays of one shape, with zero strides where they are broadcast."""
+    least: float = 0.0
+    """The least magnitude of products of nonzero weights."""
+    squared: bool = False
+    """Whether the square of the product multiplies elements."""
+
+    def product(self, arrays: Sequence[Array]) -> Array:
+        """Return the product of parts of the arrays, of one element along axes where all have zero strides."""
+        if len(arrays) > 1:
+            arrays = [each[tuple([ALL if step else slice(1) for step in each.strides])] for each in arrays]
+        product = reduce(partial(times, np, least=self.least), arrays)
+        return product * product if self.squared else product
+
+
+def add_pairs(total: Array, terms: Array, factors: Factors, pairs: Iterable[tuple[Index, Index]]) -> None:
+    """Add weighted terms into parts of a total, in the given order; arrays of factors have the shape of the terms."""
     scratch: Array = np.empty(0, total.dtype)
     for into, term in pairs:
-        arrays = [total[into], terms[term]] if weights is None else [total[into], terms[term], weights[term]]
-        plain = weights is None and not is_narrow(arrays[1], arrays[0])
-        for part, few, *others in [arrays] if plain else runs_of(*arrays):
-            if others:
+        arrays = [total[into], terms[term], *[each[term] for each in factors.arrays]]
+        plain = len(arrays) == 2 and not is_narrow(arrays[1], arrays[0])
+        for part, few, *weights in [arrays] if plain else runs_of(*arrays):
+            if weights:
                 if scratch.size < few.size:
                     scratch = np.empty(few.size, total.dtype)
                 products = scratch[: few.size].reshape(few.shape, copy=False)
-                multiply(few, others[0], products)
-            np.add(part, products if others else few if plain else widened(few), part)
+                multiply(few, factors.product(weights), products)
+            np.add(part, products if weights else few if plain else widened(few), part)
 
 
 def runs_of(*arrays: Array, most: int = PRODUCTS) -> Iterator[tuple[Array, ...]]:
@@ -82,11 +100,6 @@ def spread(weights: Array | None, columns: Array) -> Array | None:
     if weights is None:
         return None
     return np.ndarray(columns.shape, weights.dtype, weights, 0, (0, 0, *weights.strides, *(0,) * weights.ndim))
-
-
-def repeated(array: Array, shape: Size) -> Array:
-    """View a contiguous array in a shape with more leading axes, with zero strides."""
-    return np.ndarray(shape, array.dtype, array, 0, (*(0,) * (len(shape) - array.ndim), *array.strides))
 
 
 @lru_cache(maxsize=1024)

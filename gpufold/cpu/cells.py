@@ -15,6 +15,7 @@ from gpufold.cpu.arithmetic import (
     ALL,
     LONG_ROW,
     Array,
+    Factors,
     Index,
     add_pairs,
     copy_rows,
@@ -163,10 +164,10 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
         shorten_buffers(columns)
     order, pieces = cell_way(axes, adds_rows(columns, axes), (len(axes) - 1,))
     columns = columns.transpose(order)
-    weights = None if weights is None else weights.transpose(order)
+    factors = Factors() if weights is None else Factors([weights.transpose(order)])
     image.fill(0)
     for piece in pieces:
-        add_pairs(piece.of(image), columns, weights, piece.pairs)
+        add_pairs(piece.of(image), columns, factors, piece.pairs)
 
 
 def _split(axes: tuple[Axis, ...]) -> tuple[int, ...]:

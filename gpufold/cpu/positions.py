@@ -17,12 +17,12 @@ from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
     ALL,
     Array,
+    Factors,
     Index,
     add_pairs,
     copy_rows,
     dtype_of_row,
     multiply,
-    repeated,
     round_into,
     shorten_buffers,
 )
@@ -33,7 +33,7 @@ from gpufold.geometry import PositionsGeometry, Size
 from gpufold.geometry.integers import MOST_AXES
 from gpufold.keeping import kept
 from gpufold.threads import Ways, for_each, get_num_threads
-from gpufold.weights import least_weight
+from gpufold.weights import BlockWeights, at_least, least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it; no larger block is added by
@@ -63,6 +63,9 @@ contiguous copy of the array is worthwhile."""
 BLOCK_BYTES, ELEMENT_BYTES = 1 << 16, 1 << 6
 """Bytes that are copied in the time of extracting a block beyond the border alone, and an element by index."""
 
+MANY_WEIGHTS = 1 << 20
+"""Elements of a block above which the weights of its axes are multiplied some at a time."""
+
 LISTED = 1 << 12
 """Most blocks whose positions are listed at a time."""
 
@@ -77,22 +80,27 @@ def _ways_for(count: int, *kind: Any) -> Ways:
 
 
 def add_blocks(
-    call: Call, blocks: Array, array: Array, window: Weights, positions: Array, weight_out: Array | None = None
+    call: Call,
+    blocks: Array,
+    array: Array,
+    window: Weights,
+    positions: Array,
+    weight_out: Array | None = None,
+    by_block: BlockWeights | None = None,
 ) -> None:
     """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside.
 
-    The window, or one, is added to `weight_out` at the same positions.
+    Their weights, of the window times those of each block, or ones, are added to `weight_out` at the same positions.
     """
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
-    least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
-    weights = None if window is None else weights_of_block(window, geometry.block_shape, least)
-    added = [(blocks, array, weights)]
+    factors = _factors(window, by_block, geometry.block_shape, weight_out)
+    added = [(blocks, array, factors)]
     if weight_out is not None:
-        terms, factors = np.ones((), weight_out.dtype), weights
-        if weights is not None and weights.dtype == weight_out.dtype:
-            terms, factors = weights, None
-        added.append((repeated(terms, (geometry.count, *geometry.block_shape)), weight_out, factors))
+        ones: Array = np.ones((), weight_out.dtype)
+        plain = len(factors.arrays) == 1 and factors.arrays[0].dtype == weight_out.dtype
+        terms = np.broadcast_to(factors.arrays[0] if plain else ones, (geometry.count, *geometry.block_shape))
+        added.append((terms, weight_out, Factors() if plain else factors))
     few = len(blocks) <= FEW_BLOCKS and blocks.nbytes <= FEW_BYTES
     placed = _placed(positions.tolist(), geometry.block_shape, geometry.size) if few else ()
     met = [(pixels, (number, *taps)) for number, pixels, taps in placed]
@@ -100,12 +108,35 @@ def add_blocks(
         shorten_buffers(blocks)
         for terms, total, factors in added:
             if few and sum_dtype(total.dtype) == total.dtype:
-                add_pairs(total, terms, None if factors is None else repeated(factors, terms.shape), met)
+                add_pairs(total, terms, _of_elements(factors, terms), met)
             else:
                 _add(terms, total, factors, positions)
 
 
-def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
+def _factors(window: Weights, by_block: BlockWeights | None, block: Size, weight_out: Array | None) -> Factors:
+    """Return the weights of blocks' elements as arrays (count, *block), of one element where they are the same."""
+    least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
+    weights, rank = window or (), len(block)
+    if by_block is None and (len(weights) != rank or prod(block) <= MANY_WEIGHTS):
+        return Factors([weights_of_block(weights, block, least)[None]] if weights else ())
+    of_blocks, least, squared = by_block or BlockWeights(np.ones(1, weights[0].dtype), least)
+    shapes = [(-1, *(1,) * rank), (1, *block)]
+    if len(weights) == rank:
+        shapes[1:] = [(*(1,) * (1 + axis), taps, *(1,) * (rank - 1 - axis)) for axis, taps in enumerate(block)]
+    arrays = [at_least(np, each, least) for each in (of_blocks, *weights)]
+    return Factors([each.reshape(shape) for each, shape in zip(arrays, shapes, strict=False)], least, squared)
+
+
+def _of_elements(factors: Factors, blocks: Array) -> Factors:
+    """View factors of blocks in their shape (count, *lead, *block_shape)."""
+    if not factors.arrays:
+        return factors
+    lead = (1,) * (blocks.ndim - factors.arrays[0].ndim)
+    spread = [each.reshape(len(each), *lead, *each.shape[1:], copy=False) for each in factors.arrays]
+    return factors._replace(arrays=[np.broadcast_to(each, blocks.shape) for each in spread])
+
+
+def _add(blocks: Array, array: Array, factors: Factors, positions: Array) -> None:
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
     scatters, limit, origin = _is_faster_by_index(blocks, rank), array.size, np.zeros(rank, np.int64)
@@ -124,9 +155,9 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     def on(threads: int) -> None:
         planes = array.ndim - lead
         cut = [(*part[planes:], *part[:planes]) for part in parts_of(extents, limit, (), threads)]
-        for_each(_add_to_tile, [(blocks, array, weights, scatters, origin, positions, part) for part in cut], threads)
+        for_each(_add_to_tile, [(blocks, array, factors, scatters, origin, positions, part) for part in cut], threads)
 
-    kind = _add, scatters, weights is None, extents, array.dtype, array.strides
+    kind = _add, scatters, len(factors.arrays), extents, array.dtype, array.strides
     _ways_for(0, *kind, blocks.dtype, blocks.shape, blocks.strides).run(blocks.nbytes, on)
 
 
@@ -136,14 +167,14 @@ def _first_and_last(positions: Array) -> tuple[list[int], list[int]]:
 
 
 def _add_to_tile(
-    blocks: Array, array: Array, weights: Array | None, scatters: bool, origin: Array, positions: Array, pixels: Index
+    blocks: Array, array: Array, factors: Factors, scatters: bool, origin: Array, positions: Array, pixels: Index
 ) -> None:
     """Add blocks at positions, one after another, to a tile of an array (*lead, *size) that begins at `origin`."""
     rank, tile = len(origin), array[pixels]
     begin, blocks = origin + [part.start for part in pixels[-rank:]], blocks[(ALL, *pixels[:-rank])]
     size, block = tile.shape[-rank:], blocks.shape[-rank:]
     wide, total = sum_dtype(tile.dtype), None
-    weights = weights if weights is None or scatters else repeated(weights, blocks.shape)
+    of_elements = factors if scatters else _of_elements(factors, blocks)
     at_once = max(1, AT_ONCE // rank)
     for start in range(0, len(positions), at_once):
         first = positions[start : start + at_once]
@@ -156,13 +187,13 @@ def _add_to_tile(
             total = tile.astype(wide, "C") if copied else tile.astype(wide, copy=False)
         numbers, first = start + met, first[met] - begin
         if scatters:
-            _scatter(total, blocks, weights, numbers, first)
+            _scatter(total, blocks, factors, numbers, first)
             continue
         for begin_of in range(0, len(first), LISTED):
             few = slice(begin_of, begin_of + LISTED)
             placed, known = _placed(first[few].tolist(), block, size), numbers[few].tolist()
             pairs = [(into, (known[each], *taps)) for each, into, taps in placed]
-            add_pairs(total, blocks, weights, pairs)
+            add_pairs(total, blocks, of_elements, pairs)
     if total is not None and total is not tile:
         round_into(tile, total)
 
@@ -185,7 +216,7 @@ def _placed(first: list[list[int]], block: Size, size: Size) -> Iterator[tuple[i
             yield number, (..., *pixels), (..., *taps)
 
 
-def _scatter(total: Array, blocks: Array, weights: Array | None, numbers: Array, first: Array) -> None:
+def _scatter(total: Array, blocks: Array, factors: Factors, numbers: Array, first: Array) -> None:
     """Add elements by index, block after block, with many blocks in one array operation."""
     rank, zero = first.shape[1], np.zeros((), total.dtype)
     nothing = -zero if total.dtype.kind in "fc" else zero  # adding it changes no bits
@@ -194,10 +225,11 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, numbers: Array,
     for start in range(0, len(numbers), step):
         few = numbers[start : start + step]
         index, partial, outside = _indices(total, block, first[start : start + step])
+        weights = [each if len(each) == 1 else each[few] for each in factors.arrays]
         for plane in np.ndindex(planes.shape[:-1]):
             terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
-            if weights is not None:
-                multiply(terms, weights, terms)
+            if weights:
+                multiply(terms, factors.product(weights), terms)
             terms = terms.reshape(index.shape)
             terms[partial] = np.where(outside, nothing, terms[partial])
             np.add.at(planes[plane], index.ravel(), terms.ravel())

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, shorten_buffers
+from gpufold.cpu.arithmetic import ALL, Array, Factors, Index, add_pairs, copy_rows, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store, taps_are_closest
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, Size
@@ -166,7 +166,7 @@ def _fold_planes(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     layout, dtype = _runs(axes), image.dtype
     *outer, last = axes
     columns = columns.reshape(*columns.shape[:-2], -1, copy=False)
-    weights = None if weights is None else weights.reshape(columns.shape, copy=False)
+    factors = Factors() if weights is None else Factors([weights.reshape(columns.shape, copy=False)])
     shape: Size = (*columns.shape[:2], *layout.phases, *layout.cells)
     *others, rows, pitch = shape
     sums: Array = np.zeros((*others, layout.before + rows * pitch + layout.after), dtype)
@@ -191,7 +191,7 @@ def _fold_planes(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
             copy_rows(exchanged, missing)
             copy_rows(known, reached)
 
-    add_pairs(sums, columns, weights, pairs())
+    add_pairs(sums, columns, factors, pairs())
     begin = last.pad_begin % last.stride
     end = min(last.size, pitch * last.stride - begin)
     for some, pixels, start in ((cells(0, pitch), image[..., :end], begin), (beyond, image[..., end:], 0)):

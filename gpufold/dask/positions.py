@@ -36,6 +36,7 @@ from gpufold.names import suggests_keywords
 from gpufold.outside import extended, in_memory_of, period_of
 from gpufold.positions import add_weighted
 from gpufold.positions import average as average_chunk
+from gpufold.weights import BlockWeights
 from gpufold.windows import check_block_weights, narrowed
 
 
@@ -221,7 +222,7 @@ def _add_chunk(
             run(part, library, blocks, result, window, some)
         else:
             arrays = blocks, result, some, None
-            add_weighted(part, library, arrays, window, weights[library.asarray(chosen)])
+            add_weighted(part, library, arrays, window, BlockWeights(weights[library.asarray(chosen)]))
     return result
 
 
