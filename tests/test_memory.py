@@ -217,6 +217,9 @@ FOUND = {
     "mirrored blocks": lambda: partial(
         gpufold.take_blocks, np.ones((900, 900), "f4"), np.full((300, 2), 800), 200, mode="reflect"
     ),
+    "blocks beyond a border": lambda: partial(
+        gpufold.take_blocks, np.ones((900, 900)), np.full((60_000, 2), 880), (27, 27)
+    ),
     "many gaps": lambda: partial(
         gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), (3,), strides=5, fill_value=np.nan
     ),

@@ -66,6 +66,9 @@ BLOCK_BYTES, ELEMENT_BYTES = 1 << 16, 1 << 6
 MANY_WEIGHTS = 1 << 20
 """Elements of a block above which the weights of its axes are multiplied some at a time."""
 
+COORDINATES, COORDINATE_BYTES = 1 << 16, 20
+"""Coordinates of blocks that are extracted from one copy of an array, and bytes that each needs beside it."""
+
 LISTED = 1 << 12
 """Most blocks whose positions are listed at a time."""
 
@@ -280,7 +283,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         blocks[...] = np.zeros((), blocks.dtype)
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
-    at_once = max(1, AT_ONCE // positions.shape[1])
+    at_once = max(1, COORDINATES // positions.shape[1])
     for start in range(0, len(blocks), at_once):
         some, first = blocks[start : start + at_once], positions[start : start + at_once]
         kind = _take, array.shape, blocks.dtype, some.shape, blocks.strides, array.strides, call.fusion.mode
@@ -312,8 +315,10 @@ def _take(
         apart = not rows and side[-1] * array.itemsize >= LEAST_ROW and array.nbytes * READ_AGAIN <= blocks.nbytes
         if (apart or len(beyond)) and (weights is None or not len(beyond)):
             beside = ELEMENT_BYTES * first.size if few_elements else BLOCK_BYTES
-            most = tiles.PADDED_BYTES if apart else min(tiles.PADDED_BYTES, len(beyond) * beside)
+            most = tiles.PADDED_BYTES - COORDINATE_BYTES * positions.size
+            most = most if apart else min(most, len(beyond) * beside)
             if padded := _padded(array, positions, side, nearest, most):
+                del places, outside, inside, beyond  # else they are kept meanwhile
                 return _take(padded[0], blocks, weights, padded[1], nearest, kind)
         most = max(1, TAKEN_BYTES // size)
         rest: _Share = (alone, beyond, LISTED)
