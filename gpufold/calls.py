@@ -31,7 +31,7 @@ from gpufold.outside import BY_INDEX
 
 
 class Unsupported(ValueError):
-    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason.
+    """ValueError of a call that the kernel variant requested by name cannot serve; the message gives the reason.
 
     See Also
     --------

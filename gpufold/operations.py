@@ -45,6 +45,21 @@ def variants(operation: OperationName) -> tuple[str, ...]:
     >>> "gather" in gpufold.variants("col2im")
     True
 
+    Parameters
+    ----------
+    operation : str
+        The name of an operation, such as "col2im".
+
+    Returns
+    -------
+    tuple of str
+        The names of its kernels.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `operation` is not the name of an operation.
+
     See Also
     --------
     explain : Why a call takes one of them.

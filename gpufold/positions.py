@@ -80,7 +80,7 @@ def add_blocks(
         They are converted as they are added, without a copy.
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
         Index in `array` of the first element of each block, of shape (P, rank), along the last `rank` axes; integers.
-        For one axis also of shape (P,).
+        Of shape (P,) only along the last axis: a single position on two axes is ``[(y, x)]``.
     weights : numpy.ndarray or cupy.ndarray, optional
         One real weight per block, of shape (P,), in addition to the window. On a GPU the weighted blocks are a
         temporary array, of which CuPy sets subnormal numbers to zero.

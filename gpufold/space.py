@@ -33,6 +33,8 @@ def batch_to_space(
     array([[[ 3,  1,  4,  2,  5],
             [ 9,  7, 10,  8, 11]]])
 
+    Image ``k*B + b`` of `data` has the elements ``k`` of the blocks of image ``b``, in lexicographic order.
+
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -87,6 +89,8 @@ def space_to_batch(
     >>> gpufold.space_to_batch(data, (1, 2), pads_begin=(0, 1), pads_end=(0, 0))
     array([[0, 2, 4],
            [1, 3, 5]])
+
+    Image ``k*B + b`` of the result has the elements ``k`` of the blocks of image ``b``, in lexicographic order.
 
     Parameters
     ----------

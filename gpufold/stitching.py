@@ -95,6 +95,8 @@ if hasattr(os, "register_at_fork"):
 class Stitcher(_Of[ArrayT, WholeT]):
     """Average tiles that come in batches, as in sliding-window inference: in memory, in slabs or as a stream.
 
+    ``(P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
+
     >>> import numpy as np, gpufold
     >>> image = np.arange(48.0, dtype=np.float32).reshape(6, 8)
     >>> positions = gpufold.grid_positions((6, 8), 4, strides=3)
@@ -120,7 +122,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
-        name such as "hann" stands for the window of `scipy.signal.get_window`, along every axis, and needs SciPy.
+        name such as "hann" stands for the window of `scipy.signal.get_window`, along every axis, and needs SciPy. That
+        of "hann" begins with 0: an element that only zeros cover has no weight, and its average is `fill_value`.
     reduction : str
         How overlaps combine: "mean" divides by the sum of the weights, or by the number of tiles without a window;
         "least_squares" by the sum of their squares, as in an inverse short-time Fourier transform; "sum" by nothing.
@@ -243,7 +246,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
             Shapes, devices or memory are inconsistent, or with `slabs=True` tiles are out of order. Nothing has been
             added then.
         RuntimeError
-            An earlier addition was interrupted, or this call interrupts another one of the same thread.
+            An earlier addition was interrupted and may be incomplete, or this call interrupts another one of the same
+            thread.
         """
         if front_of(type(blocks)).endswith("dask"):
             return self._add_lazily(blocks, positions, window, weights)
@@ -346,7 +350,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
         Parameters
         ----------
-        fill_value : number
+        fill_value : number or None
             Value of elements of an average that no tile covers with nonzero weight. The default is zero, because more
             tiles may come. NaN marks them. None raises, as a check of NOLA (nonzero overlap-add) does.
 
@@ -361,6 +365,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         ValueError
             No tile was added, `fill_value` is None and elements are uncovered, or it is not 0 for dask arrays. No row
             counts as returned then.
+        RuntimeError
+            As in `add`.
         """
         whole: Any = self._size[0]
         if self._open is not None and not isinstance(self._open, Rows):
@@ -379,18 +385,20 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
         Parameters
         ----------
-        fill_value : number
+        fill_value : number or None
             As in `result`.
 
         Returns
         -------
-        tuple of int and numpy.ndarray, cupy.ndarray or torch.Tensor
+        tuple of int and numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array
             Index of the slab's first row, and the average of its rows; there may be none.
 
         Raises
         ------
         ValueError
-            `slabs` is False, or no tile was added.
+            `slabs` is False, no tile was added, or `fill_value` is None and elements are uncovered.
+        RuntimeError
+            As in `add`.
         """
         if not self._slabs:
             raise ValueError("Stitcher.finished: slabs must be True, got False; result() returns the whole array")
@@ -425,6 +433,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
                 elif bare.any():
                     raise ValueError(
                         f"Stitcher.{method}: tiles must cover every element with nonzero weight (the NOLA condition), "
-                        f"got {int(bare.sum())} elements uncovered or with zero weight; use fill_value=0 to fill them"
+                        f"got {int(bare.sum())} elements uncovered or with zero weight; use a window without "
+                        "zeros, or fill_value=0 to fill them"
                     )
             return result

@@ -65,13 +65,20 @@ def get_num_threads() -> int:
     2
     >>> gpufold.set_num_threads(None)
 
-    The default is one in a worker of torch's DataLoader, else OMP_NUM_THREADS, else the number of cores in the affinity
-    mask of the process, limited by the quota of its control groups. Calls on tensors use at most
-    `torch.get_num_threads()`. The number never exceeds 64, or the machine's number of cores if that is larger.
+    Returns
+    -------
+    int
+        Number of threads, at least 1.
 
     See Also
     --------
     set_num_threads : Set it.
+
+    Notes
+    -----
+    The default is one in a worker of torch's DataLoader, else OMP_NUM_THREADS, else the number of cores in the affinity
+    mask of the process, limited by the quota of its control groups. Calls on tensors use at most
+    `torch.get_num_threads()`. The number never exceeds 64, or the machine's number of cores if that is larger.
     """
     limits = [each for each in (_count, allowed.get()) if each is not None]
     return min(*(limits or [default()]), MOST_THREADS)
@@ -80,12 +87,21 @@ def get_num_threads() -> int:
 def set_num_threads(count: int | None) -> None:
     """Set the maximum number of threads per call on NumPy arrays, including the calling thread.
 
+    >>> import gpufold
+    >>> gpufold.set_num_threads(1)
+    >>> gpufold.set_num_threads(None)
+
     Results are bitwise identical for every number. All calls of a process share `count - 1` helper threads.
 
     Parameters
     ----------
     count : int or None
         Number of threads, at least 1. None restores the default of `get_num_threads`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `count` is neither None nor an integer, or it is less than 1.
 
     See Also
     --------

@@ -72,18 +72,20 @@ def map_tiles(
     ----------
     function : callable
         Function from tiles (B, *lead, *block_shape), B up to `batch`, to tiles (B, *channels, *tile). `tile` may be a
-        multiple or a fraction of `block_shape`, the same for all tiles.
+        multiple or a fraction of `block_shape`, the same for all tiles. Call a torch model in `torch.inference_mode()`,
+        else the graph of every tile is kept.
     array : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array, dask.array.Array or array-like with slicing
         Array of shape (*lead, *size). Axes smaller than a tile are centred in it and padded according to `mode`. Tiles
         of a dask array are computed; tiles of another array that can be sliced, such as a Zarr array, are NumPy arrays.
     block_shape : int or sequence of int
         Elements of a tile along each of the last axes, those of `size`, at least 1. An int means the same on every axis
-        of `array`.
+        of `array`, also that of channels: give (64, 64) for tiles of an image (channels, height, width).
     strides : int or sequence of int
         Elements between adjacent tiles, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or sequence of them, or str, optional
         Real weights of the function's tiles: an array of shape `tile`, one array per axis, or the name of a SciPy
-        window, as in `Stitcher`. The default gives all elements equal weight.
+        window, as in `Stitcher`. The default gives all elements equal weight. "hann" begins with 0, so elements at a
+        border have no weight: use `numpy.hanning(n + 2)[1:-1]` or `fill_value`.
     batch : int
         Maximum number of tiles per call of the function.
     last, mode, reduction
@@ -94,8 +96,9 @@ def map_tiles(
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
         `size`.
     out : array, optional
-        Output of the result's shape, to whose dtype the result is converted: an array other than `array`, or an object
-        with slice assignment from NumPy arrays, such as a Zarr array. It is complex if the result is.
+        Output of the result's shape, to whose dtype the result is converted as by `astype`: an array other than
+        `array`, or an object with slice assignment from NumPy arrays, such as a Zarr array. It is complex if the result
+        is.
     resume : str or pathlib.Path, optional
         File that records how much of `out` is written, until it is complete. After a kill the same call, on an `out`
         that still holds what was written, resumes from it, and the result is bitwise identical.

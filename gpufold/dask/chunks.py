@@ -87,8 +87,8 @@ def weights_of(call: Call, window: Any, array: Any) -> Any:
         return delayed(tuple(each.copy() for each in weights), pure=True)
 
 
-SAID = """As `gpufold.{name}`, lazily. Chunks are NumPy or CuPy arrays of known sizes, and a window is of their library.
-Errors are raised when the function is called.
+SAID = """As `gpufold.{name}`, lazily. Chunks are NumPy or CuPy arrays of known sizes; other arrays are of that
+library. Errors are raised when the function is called.
 """
 
 

@@ -165,7 +165,7 @@ def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
 
 @lazily(space.space_to_batch)
 def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
-    """Keep the chunks of `data` along the batch, once for each element of a block.
+    """Repeat the chunks of `data` along the batch for each element of a block.
 
     `chunks` are those of the other axes, as in `col2im`.
     """

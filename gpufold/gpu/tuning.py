@@ -68,6 +68,11 @@ def autotune(*, timeout: float | None = None) -> Iterator[None]:
     timeout : float, optional
         Seconds after which no further kind of call is measured. The default is no limit.
 
+    Raises
+    ------
+    TypeError
+        `timeout` is no real number.
+
     See Also
     --------
     warmup : Measure a call ahead, with ``autotune=True``.

@@ -34,7 +34,8 @@ def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
             raise misfit(function, name, given, named) or TypeError(f"{name}: {error}") from None
         return _computed(name, arguments)
 
-    like.dress(function, "Arguments and errors are those of `gpufold.{name}`; the result is a new array.")
+    said = "Arguments and errors are those of `gpufold.{name}`, but for `out` and `accumulate`; results are new arrays."
+    like.dress(function, said)
     linked(function)
     function.__module__ = "gpufold.jax"
     return function

@@ -29,8 +29,8 @@ from gpufold.windows import axes_of_window, check_block_weights
 
 BY_INDEX_OF = SimpleNamespace(minimum=torch.minimum, moveaxis=torch.movedim)  # torch.moveaxis has no rule for batches
 
-SAID = "As `gpufold.{name}`, with gradients. `{first}`, other tensors and the contiguous result are on one device. "
-OF_WINDOWS = "A window may require a gradient in a sum; in a mean that is a ValueError. "
+SAID = "As `gpufold.{name}`, with gradients. The tensors of a call and the contiguous result are on one device. "
+OF_WINDOWS = "A window may require a gradient; in a mean that is a ValueError. "
 OF_POSITIONS = "Positions are a sequence or a NumPy array, or a tensor on that device: it is not copied to the host."
 
 
