@@ -6,6 +6,7 @@ Kernels use the same limits: see kernels/window.cuh.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,19 +41,19 @@ def at_least(library: Any, weights: Any, least: float) -> Any:
     >>> at_least(np, np.array([1.0, -1e-9, 0.0]), 0.125)
     array([ 1.   , -0.125,  0.   ])
     """
-    if library is np and _are_large(weights.reshape(-1), least):
+    if library is np and smallest(weights) >= least:
         return weights
     small = (abs(weights) < least) & (weights != 0)
     return library.where(small, library.sign(weights) * least, weights)
 
 
-def _are_large(weights: Any, least: float) -> bool:
-    """Return whether all nonzero weights have a least magnitude, without an array of their magnitudes."""
-    for start in range(0, weights.size, 1 << 16):
-        some = weights[start : start + (1 << 16)]
-        if np.count_nonzero(abs(some) < least) + np.count_nonzero(some) > some.size:
-            return False
-    return True
+def smallest(weights: Any) -> float:
+    """Return the least magnitude of nonzero weights of NumPy, without an array of all magnitudes."""
+    least, flat = inf, weights.reshape(-1)
+    for start in range(0, flat.size, 1 << 16):
+        some = abs(flat[start : start + (1 << 16)])
+        least = min(least, float(some.min(where=some > 0, initial=inf)))
+    return least
 
 
 def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:

@@ -16,6 +16,7 @@ from gpufold.calls import Call
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
     ALL,
+    PRODUCTS,
     Array,
     Factors,
     Index,
@@ -33,7 +34,7 @@ from gpufold.geometry import PositionsGeometry, Size
 from gpufold.geometry.integers import MOST_AXES
 from gpufold.keeping import kept
 from gpufold.threads import Ways, for_each, get_num_threads
-from gpufold.weights import BlockWeights, at_least, least_weight
+from gpufold.weights import BlockWeights, at_least, least_weight, of_elements, smallest
 
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it; no larger block is added by
@@ -97,17 +98,17 @@ def add_blocks(
     """
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
-    factors = _factors(window, by_block, geometry.block_shape, weight_out)
-    added = [(blocks, array, factors)]
-    if weight_out is not None:
-        ones: Array = np.ones((), weight_out.dtype)
-        plain = len(factors.arrays) == 1 and factors.arrays[0].dtype == weight_out.dtype
-        terms = np.broadcast_to(factors.arrays[0] if plain else ones, (geometry.count, *geometry.block_shape))
-        added.append((terms, weight_out, Factors() if plain else factors))
     few = len(blocks) <= FEW_BLOCKS and blocks.nbytes <= FEW_BYTES
     placed = _placed(positions.tolist(), geometry.block_shape, geometry.size) if few else ()
     met = [(pixels, (number, *taps)) for number, pixels, taps in placed]
     with np.errstate(all="ignore"):
+        factors = _factors(window, by_block, geometry.block_shape, weight_out)
+        added = [(blocks, array, factors)]
+        if weight_out is not None:
+            ones: Array = np.ones((), weight_out.dtype)
+            plain = len(factors.arrays) == 1 and factors.arrays[0].dtype == weight_out.dtype
+            terms = np.broadcast_to(factors.arrays[0] if plain else ones, (geometry.count, *geometry.block_shape))
+            added.append((terms, weight_out, Factors() if plain else factors))
         shorten_buffers(blocks)
         for terms, total, factors in added:
             if few and sum_dtype(total.dtype) == total.dtype:
@@ -117,16 +118,23 @@ def add_blocks(
 
 
 def _factors(window: Weights, by_block: BlockWeights | None, block: Size, weight_out: Array | None) -> Factors:
-    """Return the weights of blocks' elements as arrays (count, *block), of one element where they are the same."""
+    """Return the weights of blocks' elements as arrays (count, *block), of one element where they are the same.
+
+    There is one array if it is small, or the window's alone.
+    """
     least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
     weights, rank = window or (), len(block)
     if by_block is None and (len(weights) != rank or prod(block) <= MANY_WEIGHTS):
         return Factors([weights_of_block(weights, block, least)[None]] if weights else ())
     of_blocks, least, squared = by_block or BlockWeights(np.ones(1, weights[0].dtype), least)
+    if len(of_blocks) * prod(block) <= PRODUCTS:
+        each = of_elements(np, of_blocks, weights, 1 + rank, least)
+        return Factors([each * each if squared else each])
     shapes = [(-1, *(1,) * rank), (1, *block)]
     if len(weights) == rank:
         shapes[1:] = [(*(1,) * (1 + axis), taps, *(1,) * (rank - 1 - axis)) for axis, taps in enumerate(block)]
     arrays = [at_least(np, each, least) for each in (of_blocks, *weights)]
+    least *= prod(map(smallest, arrays)) < 2 * least  # else no product is that small
     return Factors([each.reshape(shape) for each, shape in zip(arrays, shapes, strict=False)], least, squared)
 
 
