@@ -117,7 +117,7 @@ def plan_of(axes: tuple[Axis, ...], rows: bool = False) -> Plan:
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
     once = all(
-        axis.kernel == axis.stride
+        (axis.kernel == axis.stride or axis.blocks == 1)
         and (axis.dilation == 1 or axis.kernel == 1)
         and axis.pixel(0, 0) <= 0
         and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
