@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpufold import extras
-from gpufold.arrays import as_positions, library_of, native
+from gpufold.arrays import as_positions, bounds_of, library_of, native
 from gpufold.calls import Call, OperationName, check_dtype
 from gpufold.geometry import Size, as_integers
 from gpufold.given import flag, is_separable, shown, word
@@ -123,7 +123,6 @@ def explain(
             device = launch.device(data.device.id)
     elif not isinstance(device, Device):
         raise TypeError(f"explain: device must be a gpufold.gpu.plan.Device or the name of one, got {shown(device)}")
-    check_dtype(call.operation, OPERATIONS[call.operation].data, call.dtype)
     problem = Problem(call, input, output, device, weight_out)
     plan, measured, _ = tuning.decide(problem)
     rule = registry.choose(call, input, output, device, weight_out)
@@ -180,28 +179,49 @@ def warmup(
     except ImportError as error:
         raise extras.missing("gpufold.warmup", "cupy", "cuda13") from error
     if flag("warmup", "autotune", autotune):
-        _measure(call.operation, data, arguments, options)
+        _measure(call, operation, data, arguments, options)
     problem = Problem(call, input, output, launch.device(launch.current()), weight_out)
     plan = tuning.decide(problem).plan
     launch.compile_plan(plan)
     return plan
 
 
-def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Run a described call on GPU arrays, measuring its kernels."""
-    names, public = OPERATIONS[operation].arrays, "add_blocks_" if operation == "add_blocks" else operation
-    function = getattr(sys.modules["gpufold"], public)
+def _measure(call: Call, asked: Any, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Run a described call on GPU arrays, measuring its kernels; arrays that it changes are made for it."""
+    operation, cupy = call.operation, sys.modules["cupy"]
+    names, adds = OPERATIONS[operation].arrays, operation == "add_blocks"
+    function = getattr(sys.modules["gpufold"], "add_blocks_" if adds else operation)
     given = signature(function).bind(data, *arguments, **options)
+    if call.fusion.accumulate and not adds:
+        given.arguments["out"] = cupy.zeros(call.result_shape, call.dtype)
     if "positions" in names and _is_description(given.arguments["positions"]):
         raise ValueError(
             f"warmup: positions of {operation} must be an array with autotune=True, because the fastest kernel depends "
             f"on them, got {shown(given.arguments['positions'])}"
         )
-    for name in (next(iter(given.arguments)), *names, "window", "weight_out"):
-        if given.arguments.get(name) is not None:
-            given.arguments[name] = _on_gpu(given.arguments[name])
+    first = next(iter(given.arguments))
+    for name in (first, *names, "window", "weight_out"):
+        if (array := given.arguments.get(name)) is not None:
+            given.arguments[name] = array = _on_gpu(array)
+            if adds and name == first and not _is_in_place(asked):
+                given.arguments[name] = cupy.zeros(array.shape, array.dtype)
+            elif name == "weight_out" or (adds and name == first):
+                given.arguments[name] = _zeros_like(array)
     with tuning.autotune():
         function(*given.args, **given.kwargs)
+
+
+def _is_in_place(asked: Any) -> bool:
+    """Return whether an operation, or its function, is `add_blocks_`, which adds to strided arrays themselves."""
+    return bool(getattr(asked, "__name__", asked) == "add_blocks_")
+
+
+def _zeros_like(array: Any) -> Any:
+    """Return zeros in the memory layout of a CuPy array."""
+    cupy = sys.modules["cupy"]
+    begin, end = bounds_of(array.shape, array.strides, array.itemsize)
+    memory = cupy.zeros(end - begin, np.uint8).data + -begin
+    return cupy.ndarray(array.shape, array.dtype, memory, array.strides)
 
 
 def _on_gpu(array: Any) -> Any:
@@ -249,12 +269,13 @@ def _described(
         raise TypeError(f"{name}: positions must be integers, got dtype {given['positions'].dtype}")
     call, weight_out, window = row.describe(**given), given.get("weight_out"), given.get("window")
     if name == "add_blocks":
-        input, output = given["blocks"], first
+        input, output = given["blocks"], first if _is_in_place(operation) else _contiguous(first.shape, first.dtype)
     else:
         if name == "array_to_blocks" and call.fusion.mode != "constant":
             call, _ = call.extended
             first = _contiguous(call.data_shape, first.dtype)
         input, output = first, _contiguous(call.result_shape, first.dtype)
+    check_dtype(name, row.data, call.dtype)
     if window is not None:
         one = window[0] if is_separable(window) and len(window) else window
         as_weights(call, library_of(name, "window", one), window, one)

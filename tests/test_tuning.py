@@ -421,6 +421,28 @@ def test_a_warmup_measures_ahead(cupy, clock, call, of):
     assert plan.variant in gpufold.variants(call.operation)
 
 
+def test_a_warmup_changes_no_array(cupy, clock):
+    call = adding(11, np.int32)
+    array, *others = [cupy.asarray(each) for each in (call.data, *call.arguments)]
+    sums = cupy.asarray(np.zeros(call.data.shape[::-1], call.data.dtype)).T
+    for operation, given in (("add_blocks", array), ("add_blocks_", array), ("add_blocks_", sums)):
+        before = cupy.asnumpy(given).copy()
+        gpufold.warmup(operation, given, *others, autotune=True)
+        assert_same_bits(cupy.asnumpy(given), before)
+    assert clock.measured
+
+
+def test_a_warmup_measures_sums_that_are_added(cupy, clock):
+    options = {"pads_begin": 1, "pads_end": 1, "accumulate": True, "autotune": True}
+    gpufold.warmup("col2im", ((2, 36, 64), "float32"), (8, 8), (3, 3), **options)
+    assert clock.measured
+
+
+def test_a_warmup_of_strings_says_that_kernels_have_none(cupy):
+    with pytest.raises(TypeError, match=r"^im2col: image has dtype bytes24"):
+        gpufold.warmup("im2col", ((2, 4, 8, 8), "S3"), (3, 3))
+
+
 def test_a_warmup_that_measures_needs_real_positions(cupy):
     with pytest.raises(ValueError, match=r"^warmup: positions of take_blocks must be an array with autotune=True"):
         gpufold.warmup("take_blocks", ((8, 9), "float32"), ((4, 2), "int64"), (2, 3), autotune=True)
