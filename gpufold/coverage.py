@@ -45,7 +45,10 @@ def put(result: Any, where: Any, fill_value: complex) -> Any:
     number = np.asarray(fill_value)
     with np.errstate(over="ignore"):  # it becomes infinite
         if isinstance(result, np.ndarray):
-            result[where] = fill_value
+            if getattr(where[-1], "dtype", None) == np.bool:  # without an index of each element
+                np.copyto(result, number.astype(result.dtype), where=where[-1])
+            else:
+                result[where] = fill_value
             return result
         if hasattr(result, "at"):
             return result.at[where].set(number.astype(result.dtype))

@@ -192,7 +192,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
     @_in_turn
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_busy")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_busy")}
+        return state | {"_open": deepcopy(self._open)}  # other threads add to it once the lock is free
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -427,7 +428,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
             sums, weight = self._open.views(count)
             result = backend.average(sums, weight)
             if fill_value != 0 and weight is not None and 0 not in result.shape:
-                bare = abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)
+                tiny = float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)
+                bare = (weight < tiny) & (weight > -tiny)
                 if fill_value is not None:
                     result = put(result, (..., bare), fill_value)
                 elif bare.any():

@@ -236,6 +236,9 @@ FOUND = {
         gpufold.add_blocks_, np.zeros((1999, 1999)), ones((2, 1999, 1999), "f8"), [(0, 1)] * 2, weights=ones(2),
         window=np.ones((1999, 1999)), weight_out=np.zeros((1999, 1999)),
     ),
+    "gaps of a stitcher": lambda: partial(
+        stitcher_of((1999, 1999), (99, 99), "mean").result, fill_value=np.nan
+    ),
     **{
         f"weights of tiles: {reduction}": lambda reduction=reduction: partial(
             stitcher_of((999, 999), (99, 99), reduction).add, ones((300, 99, 99)), [(7, 7)] * 300, weights=ones(300)

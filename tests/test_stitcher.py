@@ -454,6 +454,17 @@ def test_a_duplicate_goes_on_by_itself(duplicate):
     assert stitcher.result().tolist() == [1] * 4 + [0] * 4
 
 
+def test_what_is_pickled_is_a_copy():
+    """Another thread may add before it is written."""
+    stitcher = gpufold.Stitcher((8,), 4)
+    stitcher.add(np.ones((1, 4)), [(0,)])
+    state = stitcher.__getstate__()
+    stitcher.add(np.ones((1, 4)), [(4,)])
+    other = gpufold.Stitcher((8,), 4)
+    other.__setstate__(state)
+    assert other.result().tolist() == [1] * 4 + [0] * 4
+
+
 @pytest.mark.parametrize("size", [(2**62, 4), (2**31, 2**31), (0, 2**62, 4)])
 def test_sums_that_cannot_be_are_refused_by_name(size):
     stitcher = gpufold.Stitcher(size, (2, 4))
