@@ -98,7 +98,7 @@ def check_block_weights(operation: str, weights: Any, dtype: str, count: int) ->
         raise ValueError(
             f"{operation}: weights must have the shape {(count,)}, one for each block, got {tuple(weights.shape)}"
         )
-    known = str(weights.dtype).removeprefix("torch.")
+    known = getattr(weights.dtype, "name", str(weights.dtype).removeprefix("torch."))
     if known == "bool" or known not in ELEMENT_TYPES or known.startswith("complex"):
         raise TypeError(f"{operation}: weights must hold real numbers, got dtype {known}")
 

@@ -356,6 +356,14 @@ def test_weights_of_whole_blocks_are_not_lost_either(kind, window):
         np.testing.assert_allclose(got, [5, 5, 5])
 
 
+def test_weights_of_blocks_in_another_byte_order():
+    blocks, weights = np.ones((2, 3), np.float32), np.array([0.5, 2])
+    want, got = (
+        gpufold.add_blocks(np.zeros(5), blocks, [0, 2], weights=each) for each in (weights, weights.astype(">f8"))
+    )
+    assert got.tolist() == want.tolist() == [0.5, 0.5, 2.5, 2, 2]
+
+
 @pytest.mark.peer("torch")
 @pytest.mark.parametrize("reduction", ["mean", "least_squares"])
 @pytest.mark.parametrize("kind", ["separable", "full"])
