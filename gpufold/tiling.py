@@ -65,8 +65,9 @@ def map_tiles(
     >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), rgb, (4, 4, 3), strides=(2, 2, 3)).shape
     (5, 7, 1)
 
-    Besides the result, memory holds one batch of tiles and the rows that open tiles overlap. Memory-mapped, Zarr and
-    dask arrays are read tile by tile, and `out` is written slab by slab.
+    Besides the result, memory holds the positions, one batch of tiles, what the function returns, and the sums and
+    weights of the rows that open tiles overlap. Memory-mapped, Zarr and dask arrays are read tile by tile, and `out` is
+    written slab by slab.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def map_tiles(
         Value of elements of an average that no tile covers with nonzero weight. By default they are a ValueError.
     finish : callable, optional
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
-        `size`.
+        `size`, and returns one dtype and shape of channels unless `out` is given.
     out : array, optional
         Output of the result's shape, to whose dtype the result is converted as by `astype`: an array other than
         `array`, or an object with slice assignment from NumPy arrays, such as a Zarr array. It is complex if the result
@@ -165,10 +166,14 @@ def map_tiles(
     positions -= [max(0, side - extent) // 2 for side, extent in zip(block, size, strict=True)]
     if fill_value is None and average:
         _check_covered(positions, size, block, len(array.shape) - rank)
-    said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
-    done, written = _noted(notes, said, out, max(0, positions[-1, 0]), rank)
-    positions = positions[positions[:, 0] + block[0] > done]
-    given, first = out, 0
+    steps = as_integers("map_tiles", "strides", strides)
+    said = (
+        f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} up to {positions[-1].tolist()} with strides "
+        f"{steps}, {last=}, {mode=}, {reduction=}"
+    )
+    done, written = _noted(notes, said, out, min(size[0], max(0, positions[-1, 0])), rank)
+    positions = positions[np.searchsorted(positions[:, 0], done - block[0], "right") :]
+    given, first, finished = out, 0, None
     stitcher: Stitcher[Any, tuple[int, Any]] | None = None
     tile: Size | None = None
     for start in _batches(range(0, len(positions), number), progress):
@@ -184,18 +189,24 @@ def map_tiles(
                 shape = (*tuple(tiles.shape)[1:-rank], whole[0] - first, *whole[1:])
                 stitcher = Stitcher(shape, tile, window=window, reduction=reduction, slabs=True)
             stitcher.add(tiles, _scaled(places, scale, "positions") - [first, *[0] * (rank - 1)])
+            del tiles  # else they are kept while the next ones are made
             begin, slab = stitcher.finished(fill_value=fill_value)
-        out = _written(out, first + begin, slab, whole, finish)
-        if notes is not None and slab.shape[-rank]:
-            written = _checksum(out, first + begin, first + begin + slab.shape[-rank], rank)
-        _note(notes, f"{max(0, places[-1, 0])} rows {said}\n{written}")
+        if slab.shape[-rank]:
+            slab = finished = _finished(slab, rank, finish, None if given is not None else finished)
+            out = _written(out, first + begin, slab, whole)
+            if notes is not None:
+                written = _checksum(out, first + begin, first + begin + slab.shape[-rank], rank)
+        del slab
+        _note(notes, out, f"{min(size[0], max(0, places[-1, 0]))} rows {said}", written)
     assert stitcher is not None  # there is at least one position
     with _speaking():
         begin, slab = stitcher.result(fill_value=fill_value)
-    out = _written(out, first + begin, slab, whole, finish)
+    if slab.shape[-rank] or (out is None and not size[0]):  # an array without rows has one slab without rows
+        slab = finished = _finished(slab, rank, finish, None if given is not None else finished)
+        out = _written(out, first + begin, slab, whole)
     if notes is not None:
         notes.unlink()
-    if given is None and front_of(type(slab)).endswith("jax"):  # rows were written into a NumPy array
+    if given is None and front_of(type(finished)).endswith("jax"):  # rows were written into a NumPy array
         return sys.modules["jax"].numpy.asarray(out)
     return out
 
@@ -237,7 +248,10 @@ def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
             whole = over and (mode == "wrap" or (beyond and mode in BY_INDEX))
             begins.append(0 if whole else max(0, min(begin, extent - side)))
             ends.append(extent if whole else min(extent, max(begin, 0) + side))
-        part = np.asarray(array[(..., *map(slice, begins, ends))])
+        part = array[(..., *map(slice, begins, ends))]
+        if np.ma.is_masked(part):
+            raise TypeError("map_tiles: array must have no masked elements, got some; fill them, as filled(value) does")
+        part = np.asarray(part)
         tiles.append(take_blocks(part, [np.subtract(place, begins).tolist()], block, mode=mode))
     return np.concatenate(tiles)
 
@@ -251,16 +265,19 @@ def _noted(path: Path | None, said: str, out: Any, most: int, rank: int) -> tupl
         return 0, ""
     if out is None:
         raise ValueError("map_tiles: resume needs an out that outlives the process, such as a numpy.memmap")
+    if getattr(out.dtype, "hasobject", False):
+        raise TypeError(f"map_tiles: resume needs an out of numbers, got dtype {out.dtype}")
     try:
-        head, _, written = path.read_text().partition("\n") if path.exists() else (f"0 rows {said}", "", "")
-        rows, _, noted = head.partition(" rows ")
+        text = path.read_text() if path.exists() else _text(f"0 rows {said}", "")
         _part_of(path).write_text(said)  # finds out whether notes can be written, before anything is
         _part_of(path).unlink()
     except (OSError, ValueError) as error:
         raise ValueError(
             f"map_tiles: resume must be the name of a file that can be written, got {shown(str(path))}"
         ) from error
-    if noted != said or not rows.isdecimal() or int(rows) > most:
+    head, written, *_ = [*text.split("\n"), ""]
+    rows, _, noted = head.partition(" rows ")
+    if noted != said or not rows.isdecimal() or int(rows) > most or text != _text(head, written):
         raise ValueError(
             f"map_tiles: resume must name the notes of this call, on an array {said}, but {path} says "
             f"{noted if noted != said else rows}"
@@ -282,11 +299,18 @@ def _checksum(out: Any, start: int, stop: int, rank: int) -> str:
     return f"{start} {stop} {zlib.crc32(part.view(np.uint8).data)}"
 
 
-def _note(path: Path | None, text: str) -> None:
+def _note(path: Path | None, out: Any, rows: str, written: str) -> None:
     """Replace a file atomically by one with a call's progress."""
     if path is not None:
-        _part_of(path).write_text(text)
+        if not isinstance(out, np.ndarray) and callable(flush := getattr(out, "flush", None)):
+            flush()  # HDF5 loses what a killed process has in its buffers
+        _part_of(path).write_text(_text(rows, written))
         _part_of(path).replace(path)
+
+
+def _text(rows: str, written: str) -> str:
+    """Return the text of notes, with a checksum of it."""
+    return f"{rows}\n{written}\n{zlib.crc32(f'{rows} {written}'.encode())}"
 
 
 def _part_of(path: Path) -> Path:
@@ -315,7 +339,7 @@ def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
     if (scaled % below).any():
         raise ValueError(
             f"map_tiles: {what} times the scale {', '.join(map(str, scale))} of the function must be integers, got "
-            f"{numbers.tolist()}; choose block_shape, strides and last='over' accordingly"
+            f"{shown(numbers.tolist())}; choose block_shape, strides and last='over' accordingly"
         )
     return scaled // below
 
@@ -328,22 +352,38 @@ def _on_host(slab: Any) -> Any:
     return slab.get() if hasattr(slab, "get") else np.asarray(slab)
 
 
-def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any], Any] | None) -> Any:
-    """Write a slab from row `start` on into `out`, or into a new array with last axes `size`, and return the array."""
-    rank = len(size)
-    if not slab.shape[-rank] and (out is not None or size[0]):  # an array without rows has one slab without rows
-        return out
-    kept = tuple(slab.shape)[-rank:]
-    slab = slab if finish is None else finish(slab)
+def _finished(slab: Any, rank: int, finish: Callable[[Any], Any] | None, before: Any) -> Any:
+    """Return a slab as `finish` returns it: an array of the kind of the one `before`, if any."""
+    rows = tuple(slab.shape)[-rank:]
+    if finish is None:
+        return slab
+    slab = finish(slab)
     shape = tuple(getattr(slab, "shape", ()))
-    if shape[-rank:] != kept:
+    if shape[-rank:] != rows:
         raise ValueError(
-            f"map_tiles: finish must return a slab (*channels, *rows) with rows {kept}, got "
+            f"map_tiles: finish must return a slab (*channels, *rows) with rows {rows}, got "
             f"{f'shape {shape}' if shape else shown(slab)}"
         )
+    if isinstance(slab, np.ma.MaskedArray):
+        raise TypeError("map_tiles: finish must return an array without a mask, got a masked array; use filled(value)")
+    if before is not None and (slab.dtype, shape[:-rank]) != (before.dtype, tuple(before.shape)[:-rank]):
+        raise ValueError(
+            f"map_tiles: finish must return slabs of one dtype and shape of channels without out, got {slab.dtype} and "
+            f"{shape[:-rank]} after {before.dtype} and {tuple(before.shape)[:-rank]}"
+        )
+    return slab
+
+
+def _is_complex(dtype: Any) -> bool:
+    return getattr(dtype, "kind", "") == "c" or "complex" in str(dtype)  # torch's have no kind
+
+
+def _written(out: Any, start: int, slab: Any, size: Size) -> Any:
+    """Write a slab from row `start` on into `out`, or into a new array with last axes `size`, and return the array."""
+    rank, shape = len(size), tuple(slab.shape)
     if out is not None and tuple(out.shape) != (*shape[:-rank], *size):
         raise ValueError(f"map_tiles: out must have the shape {(*shape[:-rank], *size)}, got {tuple(out.shape)}")
-    if out is not None and "complex" in str(slab.dtype) and "complex" not in str(out.dtype):
+    if out is not None and _is_complex(slab.dtype) and not _is_complex(out.dtype):
         raise TypeError(f"map_tiles: out must have a complex dtype for a result of {slab.dtype}, got {out.dtype}")
     if out is None:
         try:
@@ -353,7 +393,7 @@ def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any]
                 f"map_tiles: finish must return an array of numbers, got {type_name(slab)} of dtype {slab.dtype}"
             ) from error
         with backend.device:
-            out = backend.zeros((*tuple(slab.shape)[:-rank], *size), slab.dtype)
+            out = backend.zeros((*shape[:-rank], *size), slab.dtype)
     elif type(out) is not type(slab):
         slab = _on_host(slab)
         if front_of(type(out)).endswith("torch"):

@@ -242,6 +242,83 @@ def test_damaged_notes_are_refused(rows, tmp_path):
         mapped(np.copy, out=out, resume=note, batch=4)
 
 
+@pytest.mark.parametrize(
+    "change", [lambda text: f"1{text}", lambda text: text.partition("\n")[0]], ids=["digit", "line"]
+)
+def test_notes_that_were_changed_are_refused(change, tmp_path):
+    """Each left rows unwritten, without an error."""
+    note, line = tmp_path / "rows", np.arange(400.0)
+    out = np.zeros_like(line)
+    with pytest.raises(KeyboardInterrupt):
+        gpufold.map_tiles(partial(interrupted, seen=[]), line, 8, strides=6, out=out, resume=note)
+    note.write_text(change(note.read_text()))
+    with pytest.raises(ValueError, match="resume must name the notes of this call"):
+        gpufold.map_tiles(np.copy, line, 8, strides=6, out=out, resume=note)
+
+
+def test_a_call_resumes_after_a_tile_beyond_the_end(tmp_path):
+    def stopped(batches):
+        yield from batches
+        raise KeyboardInterrupt
+
+    line, out = np.arange(9.0), np.zeros(9)
+    options = {"strides": 5, "last": "over", "fill_value": -1, "out": out, "resume": tmp_path / "rows"}
+    with pytest.raises(KeyboardInterrupt):
+        gpufold.map_tiles(np.copy, line, 2, progress=stopped, **options)
+    gpufold.map_tiles(np.copy, line, 2, **options)
+    assert out.tolist() == [0, 1, -1, -1, -1, 5, 6, -1, -1]
+
+
+def test_resume_needs_an_out_of_numbers(tmp_path):
+    with pytest.raises(TypeError, match=r"^map_tiles: resume needs an out of numbers, got dtype object"):
+        mapped(np.copy, out=np.full(IMAGE.shape, None), resume=tmp_path / "rows")
+
+
+def test_slabs_that_finish_returns_are_alike(tmp_path):
+    """They were cast to the dtype of the first, and blamed on `out`."""
+    line = np.arange(0, 1000.0, 10)
+
+    def least(rows):
+        return rows.astype(np.min_scalar_type(int(rows.max())))
+
+    with pytest.raises(ValueError, match=r"^map_tiles: finish must return slabs of one dtype .* uint16 .* after uint8"):
+        gpufold.map_tiles(np.copy, line, 8, strides=6, finish=least)
+    got = gpufold.map_tiles(np.copy, line, 8, strides=6, finish=least, out=np.zeros(100, int))
+    np.testing.assert_array_equal(got, line)
+
+
+def test_complex_slabs_of_another_byte_order_are_complex():
+    out = np.zeros(IMAGE.shape, ">c8")
+    np.testing.assert_array_equal(mapped(lambda tiles: 1j * tiles, out=out), mapped(lambda tiles: 1j * tiles))
+    with pytest.raises(TypeError, match="out must have a complex dtype"):
+        mapped(np.copy, finish=lambda rows: (1j * rows).astype(">c8"), out=np.zeros_like(IMAGE))
+
+
+def test_masks_are_refused_unless_nothing_is_masked():
+    class Sliced:
+        shape, dtype = IMAGE.shape, IMAGE.dtype
+
+        def __init__(self, mask):
+            self.masked = np.ma.array(IMAGE, mask=mask)
+
+        def __getitem__(self, index):
+            return self.masked[index]
+
+    np.testing.assert_array_equal(gpufold.map_tiles(np.copy, Sliced(False), (16, 16), strides=12), mapped(np.copy))
+    with pytest.raises(TypeError, match=r"^map_tiles: array must have no masked elements"):
+        gpufold.map_tiles(np.copy, Sliced(IMAGE > 0.5), (16, 16), strides=12)
+    with pytest.raises(TypeError, match=r"^map_tiles: finish must return an array without a mask"):
+        mapped(np.copy, finish=lambda rows: np.ma.array(rows, mask=False), out=np.zeros_like(IMAGE))
+
+
+def test_what_finish_makes_of_jax_arrays_stays_as_it_is():
+    jnp = pytest.importorskip("jax.numpy")
+    got = mapped(jnp.asarray, finish=lambda rows: np.asarray(rows).astype(np.int64) + 2**40)
+    assert type(got) is np.ndarray
+    assert got.dtype == np.int64
+    assert got.min() == 2**40
+
+
 def interrupted(tiles, seen):
     """Return the tiles of two batches, and be interrupted at the third."""
     if len(seen) == 2:
