@@ -152,12 +152,12 @@ def map_tiles(
         if isinstance(array, np.ndarray):
             check_apart("map_tiles", np, "out", out, [("array", array)])
     elif out is not None and (
-        out is array
+        (same := _is_same(out, array))
         or not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
         or getattr(out, "requires_grad", False)
         or front_of(type(out)).endswith("jax")
     ):
-        got = "array itself" if out is array else shown(out)
+        got = "array itself" if same else shown(out)
         raise TypeError(f"map_tiles: out must be an array that can be written to, got {got}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
@@ -209,6 +209,12 @@ def map_tiles(
     if given is None and front_of(type(finished)).endswith("jax"):  # rows were written into a NumPy array
         return sys.modules["jax"].numpy.asarray(out)
     return out
+
+
+def _is_same(out: Any, array: Any) -> bool:
+    """Return whether an output is an array, or another object for the same Zarr or HDF5 array."""
+    in_memory = isinstance(out, np.ndarray) or front_of(type(out)) or hasattr(out, "__cuda_array_interface__")
+    return out is array or (type(out) is type(array) and not in_memory and (out == array) is True)
 
 
 def _batches(starts: range, progress: Callable[[Any], Any] | None) -> Iterator[int]:
