@@ -311,16 +311,18 @@ def test_masks_are_refused_unless_nothing_is_masked():
         mapped(np.copy, finish=lambda rows: np.ma.array(rows, mask=False), out=np.zeros_like(IMAGE))
 
 
+@pytest.mark.peer("zarr")
 def test_an_array_that_was_opened_twice_is_no_out(tmp_path):
-    zarr = pytest.importorskip("zarr")
+    zarr = import_module("zarr")
     zarr.create_array(tmp_path / "a", data=IMAGE)
     array, out = (zarr.open_array(tmp_path / "a", mode=mode) for mode in ("r", "r+"))
     with pytest.raises(TypeError, match=r"^map_tiles: out must be .*, got array itself"):
         gpufold.map_tiles(np.copy, array, (16, 16), strides=12, out=out)
 
 
+@pytest.mark.peer("jax")
 def test_what_finish_makes_of_jax_arrays_stays_as_it_is():
-    jnp = pytest.importorskip("jax.numpy")
+    jnp = import_module("jax.numpy")
     got = mapped(jnp.asarray, finish=lambda rows: np.asarray(rows).astype(np.int64) + 2**40)
     assert type(got) is np.ndarray
     assert got.dtype == np.int64
