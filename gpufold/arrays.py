@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpufold.calls import Call
 from gpufold.geometry import Size
-from gpufold.given import OWN, shown, type_name
+from gpufold.given import has_own_arithmetic, shown, type_name
 
 ArrayT = TypeVar("ArrayT", covariant=True)
 """An array type, for any shape: a result has the type of the input, and may have more axes."""
@@ -75,12 +75,6 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
             f"{convert}"
         )
     return np
-
-
-def has_own_arithmetic(array: object) -> bool:
-    """Return whether an array is of a subclass of NumPy's that computes in its own way, such as with units."""
-    kind = type(array)
-    return issubclass(kind, np.ndarray) and any(getattr(kind, each) is not getattr(np.ndarray, each) for each in OWN)
 
 
 def check_library(operation: str, name: str, array: object, library: ModuleType, like: str) -> None:

@@ -47,6 +47,12 @@ def type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def has_own_arithmetic(array: object) -> bool:
+    """Return whether an array is of a subclass of NumPy's that computes in its own way, such as with units."""
+    kind = type(array)
+    return issubclass(kind, np.ndarray) and any(getattr(kind, each) is not getattr(np.ndarray, each) for each in OWN)
+
+
 def check_kind(operation: str, name: str, array: object, kind: type, named: str, convert: str) -> None:
     """Raise unless an array is of a type; messages show its name and the function that converts to it."""
     if not isinstance(array, kind):

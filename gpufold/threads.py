@@ -253,10 +253,9 @@ class Ways:
         The fastest is measured, because it depends on the machine: on the wake-up of threads, the interpreter lock and
         caches. Short calls and calls too large for a trial take the first way.
         """
-        ways, short = self.all, is_short(size)
-        most = 1 if short else min(get_num_threads(), size // THREAD_BYTES)
+        ways, most = self.all, 1 if is_short(size) else min(get_num_threads(), size // THREAD_BYTES)
         choices = len(ways) * (2 if most > 1 else 1)
-        if choices == 1 or short or size > MOST_TRIED:
+        if choices == 1 or is_short(size) or size > MOST_TRIED:
             return work(most, *ways[0])
         trial = self._trials.get(most) or self._trials.setdefault(most, _Trial(choices))
         choice = trial.choose()

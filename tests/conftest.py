@@ -107,7 +107,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
         monkeypatch.setattr(tiles, "PADDED_BYTES", 0)
-        monkeypatch.setattr(cells, "LONG_ROW", 0)
+        monkeypatch.setattr(cells, "SUMMED_ROW", 0)
     if "turned" in request.param:
         for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)

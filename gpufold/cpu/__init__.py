@@ -16,7 +16,7 @@ from gpufold.calls import SUMS, Call
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.folding import fold, unfold
 from gpufold.cpu.fused import MOVE, Weights, fused_arithmetic
-from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry, blocks_as_columns
+from gpufold.geometry import Axes, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry, blocks_as_columns
 
 
 def fold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:
@@ -32,7 +32,7 @@ def unfold_call(call: Call, data: Array, result: Array, weights: Weights = None)
     unfold(image, columns, axes, fused_arithmetic(call.fusion, weights, columns, axes).weights)
 
 
-def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple[Axis, ...]]:
+def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, Axes]:
     """View blocks as split columns, and the array as an image."""
     geometry = call.geometry
     if isinstance(geometry, SlidingGeometry):
@@ -47,7 +47,7 @@ def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, tuple
 
 
 @lru_cache(maxsize=256)
-def _split_batch(geometry: SpaceGeometry) -> tuple[Size, Size, Size, tuple[Axis, ...]]:
+def _split_batch(geometry: SpaceGeometry) -> tuple[Size, Size, Size, Axes]:
     """Return what `_split_blocks` returns, for (prod(block)*B, *D); a first axis of one block per pixel is channels."""
     first, *rest = geometry.axes
     by_plane = bool(rest) and first.kernel == 1 and first.pad_begin == first.pad_end == 0
@@ -62,9 +62,7 @@ def _split_batch(geometry: SpaceGeometry) -> tuple[Size, Size, Size, tuple[Axis,
 
 
 @lru_cache(maxsize=256)
-def _split_blocks(
-    geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
-) -> tuple[Size, Size, Size, tuple[Axis, ...]]:
+def _split_blocks(geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size) -> tuple[Size, Size, Size, Axes]:
     """Return the shape of blocks with separate axes, their order in split columns, the image's shape and its axes."""
     sliding, _, _ = blocks_as_columns(geometry, blocks_strides, array_strides)
     batch, channels, *_ = sliding.split_columns_shape

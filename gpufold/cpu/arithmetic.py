@@ -22,7 +22,7 @@ ALL = slice(None)
 
 LONG_ROW, SHORT_ROW, MANY_PLACES, MANY_ELEMENTS = 512, 16, 32, 1 << 14
 """Most bytes of a row that is copied as one element, or place by place, where single bytes count twice; most places;
-elements of an array above which that is faster. Longer rows are added to zero without a copy."""
+elements of an array above which that is faster."""
 
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""
@@ -108,16 +108,6 @@ def dtype_of_row(size: int) -> np.dtype[Any]:
     return np.dtype(f"u{size}" if size in (1, 2, 4, 8) else (np.void, size))
 
 
-def row_bytes(first: Array, second: Array) -> int:
-    """Return the bytes of rows that are contiguous in both arrays, which have one shape and dtype."""
-    size = first.itemsize
-    for step, axis in sorted([(step, axis) for axis, step in enumerate(second.strides) if second.shape[axis] > 1]):
-        if not step == first.strides[axis] == size:
-            break
-        size *= second.shape[axis]
-    return size
-
-
 def copy_rows(elements: Array, copy: Array) -> None:
     """Copy elements; short rows that are contiguous in both arrays, along any axis, are copied as one element each.
 
@@ -154,12 +144,6 @@ def multiply(elements: Array, weights: Array | None, products: Array) -> None:
         return
     for part, result in _parts(elements, products):
         np.multiply(part, weights, result, casting="unsafe")
-
-
-def copy_and_multiply(elements: Array, weights: Array, products: Array) -> None:
-    """Multiply a copy in place, which is faster if it has longer rows than the elements."""
-    copy_rows(elements, products)
-    multiply(products, weights, products)
 
 
 def divide(elements: Array, divisor: Array, bare: Array | None, quotients: Array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, product
 from math import prod
@@ -11,20 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpufold.cores import cache_bytes
-from gpufold.cpu.arithmetic import (
-    ALL,
-    LONG_ROW,
-    Array,
-    Factors,
-    Index,
-    add_pairs,
-    copy_rows,
-    multiply,
-    row_bytes,
-    shorten_buffers,
-    spread,
-)
-from gpufold.geometry import Axis, Size
+from gpufold.cpu.arithmetic import ALL, Array, Factors, Index, add_pairs, copy_rows, multiply, shorten_buffers, spread
+from gpufold.geometry import Axes, Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Segment, groups_of, groups_phases, plan_of, segments_of
 from gpufold.keeping import kept
 
@@ -34,11 +22,14 @@ LONG_CELL = 32
 MOVED_BYTES = 4 * cache_bytes()
 """Bytes of the pixels of a tile of an image that is only moved, if it has more than twice as many."""
 
+SUMMED_ROW = 512
+"""Bytes of a contiguous row above which sums that are only moved are added to zero without a copy."""
+
 LARGE_BLOCK = 1 << 10
 """Least taps of a block that is added in whole rows: by blocks along the last axis."""
 
 
-def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
+def store(sums: Array, image: Array, axes: Axes, begin: Size) -> None:
     """Store sums (N, C, *phases, *cells) in the image, which begins at pixel `begin` of the sums' cells."""
     rank = len(axes)
     phases_first = (0, 1, *range(3, 2 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))
@@ -48,7 +39,7 @@ def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> Non
 
 
 @kept
-def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Size], ...]:
+def _stores(axes: Axes, begin: Size) -> tuple[tuple[Index, Index, Size], ...]:
     """Return the indices of sums, the indices of their pixels, and the pixels' shape in cells and phases.
 
     Phases are stored one by one if they are fewer than the pieces of an axis, or would make short inner loops.
@@ -72,7 +63,7 @@ def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Si
 
 
 @kept
-def taps_are_closest(strides: Size, axes: tuple[Axis, ...]) -> bool:
+def taps_are_closest(strides: Size, axes: Axes) -> bool:
     """Return whether neighbouring taps of split columns lie closer in memory than neighbouring blocks."""
     rank = len(axes)
     taps = [abs(step) for step, axis in zip(strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
@@ -80,7 +71,7 @@ def taps_are_closest(strides: Size, axes: tuple[Axis, ...]) -> bool:
     return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
 
 
-def adds_rows(columns: Array, axes: tuple[Axis, ...]) -> bool:
+def adds_rows(columns: Array, axes: Axes) -> bool:
     """Return whether rows of blocks, which overlap, make longer inner loops than the phases of a cell."""
     last, large = axes[-1], prod(axis.kernel for axis in axes) >= LARGE_BLOCK
     overlap = last.dilation > 0 and last.kernel > last.stride
@@ -104,7 +95,7 @@ class CellSegment(NamedTuple):
 
 @kept
 def cell_way(
-    axes: tuple[Axis, ...], rows: bool, separate: tuple[int, ...], moves: bool = False
+    axes: Axes, rows: bool, separate: tuple[int, ...], moves: bool = False
 ) -> tuple[tuple[int, ...], tuple[CellSegment, ...]]:
     """Pair cells and columns, phase by phase along the `separate` axes, unless their cells are long.
 
@@ -157,7 +148,7 @@ def _narrow(part: slice) -> slice | int:
     return part if part.stop - part.start > 1 else int(part.start)
 
 
-def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def fold_cells(columns: Array, image: Array, axes: Axes, weights: Array | None) -> None:
     """Add columns into an image and write each of its elements."""
     closest = taps_are_closest(columns.strides, axes)
     if closest and len(axes) > 1:  # cells of a single axis are contiguous
@@ -170,34 +161,47 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
         add_pairs(piece.of(image), columns, factors, piece.pairs)
 
 
-def _split(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+def _by_cells(
+    image: Array, columns: Array, axes: Axes, weights: Array | None, separate: tuple[int, ...], moves: bool
+) -> Iterator[tuple[Array, Array, Array | None]]:
+    """Yield views of an image as cells, of the columns that land there, and of their weights."""
+    order, pieces = cell_way(axes, False, separate, moves)
+    columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
+    for piece in pieces:
+        cells = piece.of(image)
+        for cell_index, column_index in piece.pairs:
+            yield cells[cell_index], columns[column_index], None if weights is None else weights[column_index]
+
+
+def _split(axes: Axes) -> tuple[int, ...]:
     return tuple([number for number, axis in enumerate(axes) if axis.stride > 1])
 
 
-def _move(
-    columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, apart: slice, sums: bool
-) -> None:
+def _row_bytes(first: Array, second: Array) -> int:
+    """Return the bytes of rows that are contiguous in both arrays, which have one shape and dtype."""
+    size = first.itemsize
+    for step, axis in sorted([(step, axis) for axis, step in enumerate(second.strides) if second.shape[axis] > 1]):
+        if not step == first.strides[axis] == size:
+            break
+        size *= second.shape[axis]
+    return size
+
+
+def _move(columns: Array, image: Array, axes: Axes, weights: Array | None, apart: slice, sums: bool) -> None:
     """Copy columns that do not overlap into an image and write each of its elements.
 
     Of the axes with a stride, the phases along those in `apart` are copied one after another, and all phases of a cell
     along the others at once. Sums start from +0, and are never -0.0.
     """
-    order, pieces = cell_way(axes, False, _split(axes)[apart], True)
-    columns = columns.transpose(order)
-    weights = None if weights is None else weights.transpose(order)
-    zero, sums = np.zeros((), image.dtype), sums and image.dtype.kind in "fc"
+    zero, sums, copied = np.zeros((), image.dtype), sums and image.dtype.kind in "fc", False
     if not plan_of(axes).once:
         image[...] = zero
-    copied = False
-    for piece in pieces:
-        cells = piece.of(image)
-        for cell_index, column_index in piece.pairs:
-            some, into = columns[column_index], cells[cell_index]
-            if sums and weights is None and some.dtype == into.dtype and row_bytes(some, into) > LONG_ROW:
-                np.add(some, zero, into)
-            else:
-                multiply(some, None if weights is None else weights[column_index], into)
-                copied = True
+    for into, some, factors in _by_cells(image, columns, axes, weights, _split(axes)[apart], True):
+        if sums and factors is None and some.dtype == into.dtype and _row_bytes(some, into) > SUMMED_ROW:
+            np.add(some, zero, into)
+        else:
+            multiply(some, factors, into)
+            copied = True
     if sums and copied:
         np.add(image, zero, image)
 
@@ -210,7 +214,7 @@ apart, and all apart."""
 
 @kept
 def ways_to_move(
-    shape: Size, strides: Size, axes: tuple[Axis, ...], pixels: int, itemsize: int, sums: bool = False
+    shape: Size, strides: Size, axes: Axes, pixels: int, itemsize: int, sums: bool = False
 ) -> tuple[tuple[int, Callable[..., None]], ...]:
     """Return the ways to copy columns into an image of some pixels, each with the most pixels of a tile.
 
@@ -230,16 +234,9 @@ def ways_to_move(
     return *((pixels, way) for way in ways), *((tile, way) for way in ways[:1] if 2 * tile < pixels)
 
 
-def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def unfold_cells(columns: Array, image: Array, axes: Axes, weights: Array | None) -> None:
     """Copy weighted pixels into the columns whose taps land on them: tap by tap if taps are the closest elements."""
     rank = len(axes)
     separate = tuple(range(rank)) if taps_are_closest(columns.strides, axes) else (rank - 1,)
-    order, pieces = cell_way(axes, False, separate)
-    factors = spread(weights, columns)
-    weights = None if factors is None else factors.transpose(order)
-    columns = columns.transpose(order)
-    for piece in pieces:
-        cells = piece.of(image)
-        for cell_index, column_index in piece.pairs:
-            factors = None if weights is None else weights[column_index]
-            multiply(cells[cell_index], factors, columns[column_index])
+    for some, into, factors in _by_cells(image, columns, axes, spread(weights, columns), separate, False):
+        multiply(some, factors, into)

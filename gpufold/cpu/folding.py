@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, TypeAlias
@@ -14,36 +13,19 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import (
-    ALL,
-    Array,
-    Index,
-    copy_and_multiply,
-    copy_rows,
-    multiply,
-    round_into,
-    shorten_buffers,
-    spread,
-)
-from gpufold.cpu.cells import (
-    SUMMED_MOVES,
-    adds_rows,
-    fold_cells,
-    taps_are_closest,
-    unfold_cells,
-    ways_to_move,
-)
+from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round_into, shorten_buffers, spread
+from gpufold.cpu.cells import SUMMED_MOVES, adds_rows, fold_cells, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
 from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import can_shift, is_narrow, shifted, sum_dtype, widened
-from gpufold.geometry import Axis, Size
+from gpufold.geometry import Axes, Size
 from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, plan_of
 from gpufold.keeping import kept
 from gpufold.threads import Ways, for_each, is_short
 
-Algorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
+Algorithm: TypeAlias = Callable[[Array, Array, Axes, Array | None], None]
 """An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
 
 WIDENED = 5 << 17
@@ -61,7 +43,7 @@ FEW_TAPS, WRITTEN_BYTES = 3, 1 << 22
 tile's columns, to which every tap writes."""
 
 
-def _layout(source: Array, result: Array, axes: tuple[Axis, ...], how: Any) -> tuple[Any, ...]:
+def _layout(source: Array, result: Array, axes: Axes, how: Any) -> tuple[Any, ...]:
     """Return what the fastest way depends on: the axes, the arrays' memory layouts, and the arithmetic."""
     fused = isinstance(how, FusedArithmetic)
     computed = (how.move, how.accumulate, how.reduction, how.weights is None) if fused else how is None
@@ -69,7 +51,7 @@ def _layout(source: Array, result: Array, axes: tuple[Axis, ...], how: Any) -> t
 
 
 @partial(kept, by=_layout)
-def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> Ways:
+def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmetic) -> Ways:
     """Return candidate algorithms, each with the most pixels of a tile.
 
     Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
@@ -100,7 +82,7 @@ def ways_to_fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: Fu
     return Ways(by_cells, *by_runs) if long_cells else Ways(*by_runs, by_cells)
 
 
-def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
+def fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmetic) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), both in any memory layout."""
     size = max(columns.nbytes, image.nbytes)
     if fused.move and is_short(size):
@@ -115,9 +97,7 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], fused: FusedArith
         ways_to_fold(columns, image, axes, fused).run(size, on)
 
 
-def _fold_tile(
-    columns: Array, image: Array, axes: tuple[Axis, ...], algorithm: Algorithm, fused: FusedArithmetic
-) -> None:
+def _fold_tile(columns: Array, image: Array, axes: Axes, algorithm: Algorithm, fused: FusedArithmetic) -> None:
     if fused.move:
         return algorithm(columns, image, axes, None)
     accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
@@ -143,7 +123,7 @@ def _fold_tile(
         round_into(image, total, shifts)
 
 
-def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
+def unfold(image: Array, columns: Array, axes: Axes, weights: Array | None = None) -> None:
     """Extract weighted split columns (N, C, *kernel, *blocks) of an image (N, C, *size), both in any memory layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
@@ -155,17 +135,17 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         _ways_to_unfold(image, columns, axes, weights).run(max(columns.nbytes, image.nbytes), on)
 
 
-_UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None, int, int], None]
+_UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, Axes, Array | None, int, int], None]
 """An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
 @partial(kept, by=_layout)
-def _ways_to_unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> Ways:
+def _ways_to_unfold(image: Array, columns: Array, axes: Axes, weights: Array | None) -> Ways:
     return Ways(*(_unfold_algorithms(image, columns, axes, weights) or [(unfold_indexed, 0)]))
 
 
 def _unfold_algorithms(
-    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None
+    image: Array, columns: Array, axes: Axes, weights: Array | None
 ) -> list[tuple[_UnfoldAlgorithm, int]]:
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
@@ -187,18 +167,16 @@ def _unfold_algorithms(
         return by_taps  # NumPy makes no view of blocks of objects
     apart = read_again and abs(image.strides[-1]) > image.itemsize  # pixels of a row are apart: channels last
     short = closest and axes[-1].kernel <= FEW_TAPS
-    view_of = _view_of_columns(image, columns, axes)
-    whole = prod(view_of.of_blocks)
+    _, most, of_blocks, _ = _view_of(image, columns, axes)
+    whole = prod(of_blocks)
     if weights is None:
-        views = [(_unfold_view, limit) for limit in dict.fromkeys((view_of.most, whole))]
+        views = [(_unfold_view, limit) for limit in dict.fromkeys((most, whole))]
     else:
         views = [(way, whole) for way in (_unfold_weighed, _unfold_view)[:: -1 if len(axes) == 1 else 1]]
     return [*(by_taps if short else ()), *(copied if apart else ()), *views]
 
 
-def _unfold_tiles(
-    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, limit: int
-) -> None:
+def _unfold_tiles(image: Array, columns: Array, axes: Axes, weights: Array | None, threads: int, limit: int) -> None:
     """Copy blocks tile by tile, one tap or one group of taps of all blocks at a time."""
     for index in _taps_outside(axes):
         columns[index] = np.zeros((), columns.dtype)
@@ -206,9 +184,7 @@ def _unfold_tiles(
         tiles.on_tiles(threads, limit, unfold_cells, columns, image, axes, weights)
 
 
-def _unfold_padded(
-    image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None, threads: int, most: int
-) -> None:
+def _unfold_padded(image: Array, columns: Array, axes: Axes, weights: Array | None, threads: int, most: int) -> None:
     """Copy blocks from padded copies of up to `most` planes; each thread has its own copy if planes are enough.
 
     With weights there is no padding: zero times an infinite weight would be NaN.
@@ -237,71 +213,56 @@ def _unfold_padded(
 def _unfold_view(
     image: Array,
     columns: Array,
-    axes: tuple[Axis, ...],
+    axes: Axes,
     weights: Array | None,
     threads: int,
     most: int | None = None,
     weigh: Callable[..., None] = multiply,
 ) -> None:
     """Copy blocks that lie inside the image from one view of it, in the columns' shape."""
-    view_of = _view_of_columns(image, columns, axes)
+    steps, in_cache, of_blocks, lines = _view_of(image, columns, axes)
     if image.flags.c_contiguous:  # a faster way to make the view
-        view = np.ndarray(columns.shape, image.dtype, image, 0, view_of.steps)
+        view = np.ndarray(columns.shape, image.dtype, image, 0, steps)
     else:
-        view = as_strided(image, columns.shape, view_of.steps, writeable=False)
+        view = as_strided(image, columns.shape, steps, writeable=False)
     arrays = [array for array in (view, spread(weights, columns), columns) if array is not None]
-    move = copy_rows if weights is None else weigh
+    move, taps = copy_rows if weights is None else weigh, (ALL,) * len(axes)
 
-    def copy(part: Index) -> None:
+    def copy(batch: slice, channels: slice, *blocks: slice) -> None:
+        part = (batch, channels, *taps, *blocks)
         move(*[array[part] for array in arrays])
 
-    for_each(copy, view_of.parts(view_of.most if most is None else most, threads), threads)
+    for_each(copy, parts_of(of_blocks, in_cache if most is None else most, lines, threads), threads)
+
+
+def copy_and_multiply(elements: Array, weights: Array, products: Array) -> None:
+    """Multiply a copy in place, which is faster if it has longer rows than the elements."""
+    copy_rows(elements, products)
+    multiply(products, weights, products)
 
 
 _unfold_weighed = partial(_unfold_view, weigh=copy_and_multiply)
 
 
-def _view_of_columns(image: Array, columns: Array, axes: tuple[Axis, ...]) -> _View:
-    return _view_of(axes, columns.itemsize, image.strides, columns.shape, columns.strides)
+@partial(kept, by=lambda image, columns, axes: (image.strides, columns.itemsize, columns.shape, columns.strides, axes))
+def _view_of(image: Array, columns: Array, axes: Axes) -> tuple[Size, int, Size, Size]:
+    """Return the strides of a view of all blocks of an image, in the columns' shape, and how to cut it.
 
-
-@dataclass(slots=True, eq=False)
-class _View:
-    """A view of the blocks that lie inside an image, in the shape of split columns, and its parts."""
-
-    steps: Size
-    of_blocks: Size
-    most: int
-    """Most elements of `of_blocks` in a part whose lines stay in the cache."""
-    lines: Size
-
-    def parts(self, most: int, threads: int) -> list[tuple[Index]]:
-        """Return the indices of parts of split columns, for a number of threads, as items for `for_each`."""
-        cut, taps = parts_of(self.of_blocks, most, self.lines, threads), (ALL,) * (len(self.of_blocks) - 2)
-        return [((*part[:2], *taps, *part[2:]),) for part in cut]
-
-
-@kept
-def _view_of(axes: tuple[Axis, ...], itemsize: int, strides: Size, columns_shape: Size, columns_strides: Size) -> _View:
-    of_blocks = (*columns_shape[:2], *columns_shape[2 + len(axes) :])
-    if axes[-1].stride * abs(strides[-1]) >= LINE_BYTES and not taps_are_closest(columns_strides, axes):
-        # each tap reads a line of every block
-        most = max(FEW_LINES, PART_BYTES // itemsize // prod(axis.kernel for axis in axes))
+    That is the most blocks of a part whose lines stay in the cache, the shape (N, C, *blocks), and its `lines_of`.
+    """
+    of_blocks, taps = (*columns.shape[:2], *columns.shape[2 + len(axes) :]), prod(axis.kernel for axis in axes)
+    if axes[-1].stride * abs(image.strides[-1]) >= LINE_BYTES and not taps_are_closest(columns.strides, axes):
+        most = max(FEW_LINES, PART_BYTES // columns.itemsize // taps)  # each tap reads a line of every block
     else:  # rows of a block are read in one go
-        touched = itemsize * prod(min(axis.kernel, axis.stride) for axis in axes)
-        most = tiles.KEPT_BYTES // min(LINE_BYTES, touched)
-    taps = [axis.dilation * step for axis, step in zip(axes, strides[2:], strict=True)]
-    blocks = [axis.stride * step for axis, step in zip(axes, strides[2:], strict=True)]
-    return _View(
-        (*strides[:2], *taps, *blocks),
-        of_blocks,
-        max(1, most),
-        lines_of(of_blocks, strides),
-    )
+        touched = columns.itemsize * prod(min(axis.kernel, axis.stride) for axis in axes)
+        most = max(1, tiles.KEPT_BYTES // min(LINE_BYTES, touched))
+    of_taps = [axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True)]
+    apart = [axis.stride * step for axis, step in zip(axes, image.strides[2:], strict=True)]
+    return (*image.strides[:2], *of_taps, *apart), most, of_blocks, lines_of(of_blocks, image.strides)
 
 
 @kept
-def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
+def _taps_outside(axes: Axes) -> tuple[Index, ...]:
     """Return the indices of split columns outside the image: of all columns if taps are many, or most lie outside."""
     outside, inside = list[Index](), 1.0
     for number, axis in enumerate(axes):

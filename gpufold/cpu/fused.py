@@ -16,7 +16,7 @@ from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed
 from gpufold.cpu.tiles import TILE_ELEMENTS, parts_of
 from gpufold.elements import ELEMENT_TYPES, is_string
-from gpufold.geometry import Axis, Size
+from gpufold.geometry import Axes, Axis, Size
 from gpufold.keeping import kept
 from gpufold.weights import counted, product_of
 
@@ -39,14 +39,14 @@ class FusedArithmetic:
     """Weights of each axis, if a mean's window is separable."""
     reduction: str = "sum"
     accumulate: bool = False
-    divisors: tuple[tuple[Axis, ...], tuple[Array, Array | None]] | None = None
+    divisors: tuple[Axes, tuple[Array, Array | None]] | None = None
     """The axes and divisors of the previous tile, which are reused for other planes; see `average`."""
 
 
 SUM, MOVE = FusedArithmetic(), FusedArithmetic(move=True)
 
 
-def fused_arithmetic(fusion: FusedOps, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> FusedArithmetic:
+def fused_arithmetic(fusion: FusedOps, window: Weights, columns: Array, axes: Axes) -> FusedArithmetic:
     """Return the arithmetic of a call, with weights in the shape of a block of split columns; strings move."""
     if fusion is PLAIN or fusion == PLAIN:
         return MOVE if is_string(columns.dtype) else SUM
@@ -73,7 +73,7 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
     return weights.reshape(block_shape)
 
 
-def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> None:
+def average(total: Array, axes: Axes, fused: FusedArithmetic) -> None:
     """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
     known = fused.divisors
     if known is None or known[0] != axes:
@@ -86,11 +86,11 @@ def average(total: Array, axes: tuple[Axis, ...], fused: FusedArithmetic) -> Non
     divide(total, *known[1], total)
 
 
-def _divisors(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Array, Array | None]:
+def _divisors(axes: Axes, fused: FusedArithmetic) -> tuple[Array, Array | None]:
     return _repeated(axes, lambda few: _sums_of_weights(few, fused))
 
 
-def _by_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> tuple[Any, ...]:
+def _by_weights(axes: Axes, fused: FusedArithmetic) -> tuple[Any, ...]:
     """Return what divisors depend on."""
     weights = fused.by_axis or (fused.weights,)
     return axes, fused.reduction, *[(each.dtype, each.shape, each.tobytes()) for each in weights if each is not None]
@@ -100,10 +100,10 @@ _known_divisors = kept(_divisors, by=_by_weights)
 
 
 @kept
-def _counted(axes: tuple[Axis, ...], dtype: str) -> tuple[Array, Array | None]:
+def _counted(axes: Axes, dtype: str) -> tuple[Array, Array | None]:
     """Return how many taps land on each pixel of a plane, as `_covered` returns divisors."""
 
-    def counts_of(few: tuple[Axis, ...]) -> Array:
+    def counts_of(few: Axes) -> Array:
         counts = [_counts(axis) for axis in few]
         most = prod(int(count.max()) for count in counts)
         exact = dtype if most <= 1 << np.finfo(dtype).nmant else "float64"
@@ -112,26 +112,34 @@ def _counted(axes: tuple[Axis, ...], dtype: str) -> tuple[Array, Array | None]:
     return _repeated(axes, counts_of)
 
 
-def _repeated(axes: tuple[Axis, ...], divisors_of: Callable[[tuple[Axis, ...]], Array]) -> tuple[Array, Array | None]:
+def _repeated(axes: Axes, divisors_of: Callable[[Axes], Array]) -> tuple[Array, Array | None]:
     """Return the divisors of a plane, as `_covered` does, from those of a plane of few blocks.
 
     Where all blocks exist that may reach a pixel, those a stride apart are reached by the same taps.
     """
-    firsts = [max(0, axis.dilated_kernel - axis.stride - axis.pad_begin) for axis in axes]
-    ends = [min(axis.size, axis.blocks * axis.stride - axis.pad_begin) for axis in axes]
-    counts = [max(0, (end - first) // axis.stride - 1) for axis, first, end in zip(axes, firsts, ends, strict=True)]
-    few = tuple([axis._replace(size=axis.size - count * axis.stride) for axis, count in zip(axes, counts, strict=True)])
-    divisor, bare = _covered(divisors_of(few), few)
-    for number in reversed(range(len(axes))):  # rows are lengthened while they are few
-        axis, first, count = axes[number], firsts[number], counts[number]
-        divisor = _lengthened(divisor, number, first, axis.stride, count)
-        bare = bare if bare is None else _lengthened(bare, number, first, axis.stride, count)
-    return divisor, bare
+    few, repeated = [], []
+    for axis in axes:
+        first = max(0, axis.dilated_kernel - axis.stride - axis.pad_begin)
+        end = min(axis.size, axis.blocks * axis.stride - axis.pad_begin)
+        count = max(1, (end - first) // axis.stride)
+        few.append(axis._replace(size=axis.size - (count - 1) * axis.stride))
+        repeated.append((first, axis.stride, count))
+    divisor, bare = _covered(divisors_of(tuple(few)), tuple(few))
+    return _lengthened(divisor, repeated), None if bare is None else _lengthened(bare, repeated)
 
 
-def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
+def _lengthened(plane: Array, repeated: list[tuple[int, int, int]]) -> Array:
+    """Repeat so many pixels of each axis, from a first one on, so many times."""
+    for number, (first, pixels, count) in reversed([*enumerate(repeated)]):  # rows are lengthened while they are few
+        if count > 1:
+            before, again, after = np.split(plane, (first, first + pixels), number)
+            times = [count if axis == number else 1 for axis in range(plane.ndim)]
+            plane = np.concatenate([before, np.tile(again, times), after], number)
+    return plane
+
+
+def average_by_weights(call: Call, numerator: Array, result: Array, weights: tuple[Array]) -> None:
     """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
-    assert weights is not None
     (divisor,) = weights
     with np.errstate(all="ignore"):
         shorten_buffers(numerator)
@@ -140,7 +148,7 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
             divide(numerator[place], *_covered(divisor[place]), result[place])
 
 
-def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array | None]:
+def _covered(divisor: Array, axes: Axes = ()) -> tuple[Array, Array | None]:
     """Return a divisor with 1 in place of what is below the smallest normal number, and a mask of that under blocks."""
     tiny = np.finfo(divisor.dtype).tiny
     bare = (-tiny < divisor) & (divisor < tiny)
@@ -159,7 +167,7 @@ def _counts(axis: Axis) -> Array:
     return _folded(np.ones(axis.kernel, np.int32), (axis,))
 
 
-def _sums_of_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> Array:
+def _sums_of_weights(axes: Axes, fused: FusedArithmetic) -> Array:
     """Return the divisors of a plane's pixels, as a new array."""
     if fused.by_axis is not None:
         shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, fused.by_axis, strict=True)]
@@ -173,7 +181,7 @@ def _sums_of_weights(axes: tuple[Axis, ...], fused: FusedArithmetic) -> Array:
     return _folded(weights * weights if fused.reduction == "least_squares" else weights, axes)
 
 
-def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
+def _folded(weights: Array, axes: Axes) -> Array:
     """Fold one plane of equal blocks."""
     rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
@@ -181,18 +189,3 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     (fold_indexed if are_few(columns.size, axes) else fold_cells)(columns, image, axes, None)
     plane: Array = image[0, 0]
     return plane
-
-
-def _lengthened(plane: Array, number: int, first: int, stride: int, count: int) -> Array:
-    """Insert a stride of pixels of an axis so many times before its first pixel."""
-    if not count:
-        return plane
-    outer, last = (ALL,) * number, first + count * stride
-    shape = (*plane.shape[:number], plane.shape[number] + count * stride, *plane.shape[number + 1 :])
-    longer: Array = np.empty(shape, plane.dtype)
-    for target, source in ((slice(first), slice(first)), (slice(last, None), slice(first, None))):
-        longer[(*outer, target)] = plane[(*outer, source)]
-    again = longer[(*outer, slice(first, last))]
-    again = again.reshape(*shape[:number], count, stride, *shape[number + 1 :], copy=False)
-    again[...] = np.expand_dims(plane[(*outer, slice(first, first + stride))], number)
-    return longer

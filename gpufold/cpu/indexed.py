@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gpufold.cpu.arithmetic import Array, Index, multiply, spread
-from gpufold.geometry import Axis, Size
+from gpufold.geometry import Axes, Axis, Size
 from gpufold.geometry.cells import plan_of
 from gpufold.keeping import kept
 
@@ -29,12 +29,12 @@ _Chunk: TypeAlias = tuple[Index, Array]
 """An index of some elements in the columns, and the index of each element's pixel; -1 outside the image."""
 
 
-def are_few(elements: int, axes: tuple[Axis, ...]) -> bool:
+def are_few(elements: int, axes: Axes) -> bool:
     """Return whether elements are few per array operation."""
     return elements <= FEW_ELEMENTS * (2 + len(axes)) * plan_of(axes).operations
 
 
-def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def fold_indexed(columns: Array, image: Array, axes: Axes, weights: Array | None) -> None:
     """Add columns into an image, every element of which is written."""
     by_part = image.dtype.kind == "c"  # NumPy adds complex numbers by their index in ten times the time of real ones
     columns, weights, chunks, inside = _chunked(columns, weights, image.shape, axes, 1 + by_part)
@@ -56,9 +56,7 @@ def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
         image[...] = pixels[:-1].reshape(image.shape)
 
 
-def unfold_indexed(
-    image: Array, columns: Array, axes: tuple[Axis, ...], of_block: Array | None, threads: int, limit: int
-) -> None:
+def unfold_indexed(image: Array, columns: Array, axes: Axes, of_block: Array | None, threads: int, limit: int) -> None:
     """Extract columns of an image, weighted by the weights of a block; every element of the columns is written."""
     weights = spread(of_block, columns)
     columns, weights, chunks, inside = _chunked(columns, weights, image.shape, axes, 1)
@@ -75,7 +73,7 @@ def unfold_indexed(
 
 
 def _chunked(
-    columns: Array, weights: Array | None, shape: Size, axes: tuple[Axis, ...], parts: int
+    columns: Array, weights: Array | None, shape: Size, axes: Axes, parts: int
 ) -> tuple[Array, Array | None, Iterable[_Chunk], bool]:
     """Return columns and weights in the order of their chunks, the chunks, and whether all pixels lie inside the image.
 
@@ -89,7 +87,7 @@ def _chunked(
 
 
 @kept
-def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[tuple[_Chunk], bool]:
+def _one_chunk(shape: Size, axes: Axes, parts: int) -> tuple[tuple[_Chunk], bool]:
     """Return the indices of all elements, (N, C, *kernel, *blocks), and whether all are inside."""
     extents = [extent for axis in axes for extent in (axis.kernel, axis.blocks)]
     chunks = [indices for _, indices in _each_chunk(shape, axes, 1)]
@@ -100,7 +98,7 @@ def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[tuple[_
     return ((((...,), indices),), bool(indices.min(initial=0) >= 0))
 
 
-def _each_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterator[_Chunk]:
+def _each_chunk(shape: Size, axes: Axes, parts: int) -> Iterator[_Chunk]:
     steps = [parts * prod(shape[number:]) for number in range(1, 1 + len(shape))]
     outside = -parts * prod(shape)  # negative in any sum
     by_axis = [np.arange(extent) * step for extent, step in zip(shape[:2], steps[:2], strict=True)]

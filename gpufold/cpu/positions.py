@@ -15,13 +15,11 @@ from numpy.lib.stride_tricks import as_strided
 from gpufold.calls import Call
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
-    ALL,
     PRODUCTS,
     Array,
     Factors,
     Index,
     add_pairs,
-    copy_rows,
     dtype_of_row,
     multiply,
     round_into,
@@ -143,8 +141,8 @@ def _of_elements(factors: Factors, blocks: Array) -> Factors:
     if not factors.arrays:
         return factors
     lead = (1,) * (blocks.ndim - factors.arrays[0].ndim)
-    spread = [each.reshape(len(each), *lead, *each.shape[1:], copy=False) for each in factors.arrays]
-    return factors._replace(arrays=[np.broadcast_to(each, blocks.shape) for each in spread])
+    views = (each.reshape(len(each), *lead, *each.shape[1:], copy=False) for each in factors.arrays)
+    return factors._replace(arrays=[np.broadcast_to(each, blocks.shape) for each in views])
 
 
 def _add(blocks: Array, array: Array, factors: Factors, positions: Array) -> None:
@@ -182,7 +180,7 @@ def _add_to_tile(
 ) -> None:
     """Add blocks at positions, one after another, to a tile of an array (*lead, *size) that begins at `origin`."""
     rank, tile = len(origin), array[pixels]
-    begin, blocks = origin + [part.start for part in pixels[-rank:]], blocks[(ALL, *pixels[:-rank])]
+    begin, blocks = origin + [part.start for part in pixels[-rank:]], blocks[:, *pixels[:-rank]]
     size, block = tile.shape[-rank:], blocks.shape[-rank:]
     wide, total = sum_dtype(tile.dtype), None
     of_elements = factors if scatters else _of_elements(factors, blocks)
@@ -231,7 +229,10 @@ def _scatter(total: Array, blocks: Array, factors: Factors, numbers: Array, firs
     """Add elements by index, block after block, with many blocks in one array operation."""
     rank, zero = first.shape[1], np.zeros((), total.dtype)
     nothing = -zero if total.dtype.kind in "fc" else zero  # adding it changes no bits
-    planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
+    # a plane is one axis: the memory from its first pixel to its last
+    last = sum((n - 1) * step for n, step in zip(total.shape[-rank:], total.strides[-rank:], strict=True))
+    shape, steps = (*total.shape[:-rank], last // total.itemsize + 1), (*total.strides[:-rank], total.itemsize)
+    planes, block = as_strided(total, shape, steps), blocks.shape[-rank:]
     step = max(1, LOOKED_UP // (rank * prod(block)))
     for start in range(0, len(numbers), step):
         few = numbers[start : start + step]
@@ -258,13 +259,6 @@ def _is_faster_by_index(blocks: Array, rank: int) -> bool:
 def _is_indexed(array: Array, rank: int) -> bool:
     """Return whether the strides of a plane are nonnegative multiples of its itemsize."""
     return all(step >= 0 and step % array.itemsize == 0 for step in array.strides[-rank:])
-
-
-def _planes_as_memory(array: Array, rank: int) -> Array:
-    """View each plane as one axis: the memory from its first pixel to its last."""
-    last = sum((n - 1) * step for n, step in zip(array.shape[-rank:], array.strides[-rank:], strict=True))
-    shape, steps = (*array.shape[:-rank], last // array.itemsize + 1), (*array.strides[:-rank], array.itemsize)
-    return as_strided(array, shape, steps)
 
 
 def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Array]:
@@ -306,12 +300,11 @@ def _take(
     array: Array, blocks: Array, weights: Array | None, positions: Array, nearest: bool, kind: tuple[Any, ...]
 ) -> None:
     """Extract weighted blocks; beyond the array is zero, or its nearest element."""
-    rank, first, moves = positions.shape[1], blocks[0], not array.dtype.hasobject
+    rank, first = positions.shape[1], blocks[0]
     side, size = first.shape[-rank:], first.nbytes
-    many = moves and len(blocks) >= (MANY_BLOCKS if size <= SMALL_BLOCK else MANY_LARGE)
     alone = partial(_take_one_by_one, array, blocks, positions, weights, nearest)
     ways: list[list[_Share]] = [[(alone, np.arange(len(blocks)), LISTED)]]
-    if many:
+    if not array.dtype.hasobject and len(blocks) >= (MANY_BLOCKS if size <= SMALL_BLOCK else MANY_LARGE):
         room = np.subtract(array.shape[-rank:], side)
         places = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
         outside = reduce(np.logical_or, map(np.not_equal, positions.T, places))
@@ -384,9 +377,9 @@ def _padded(array: Array, positions: Array, side: Size, nearest: bool, most: int
     padded: Array = np.zeros(shape, array.dtype)
     inside = tuple(map(slice, before, map(add, before, size)))
     within: Index = (..., *inside)
-    copy_rows(array, padded[within])
+    multiply(array, None, padded[within])
     if nearest:
-        _repeat_edges(padded, inside)
+        _fill_around(padded, inside, nearest)
     return padded, positions + before
 
 
@@ -412,52 +405,32 @@ def _take_one_by_one(
 ) -> None:
     """Extract numbered blocks, each by its own array operation; outside the array is zero, or its nearest element."""
     rank, zero, known = positions.shape[1], np.zeros((), blocks.dtype), numbers.tolist()
-    side, size = blocks.shape[-rank:], array.shape[-rank:]
-    places, missed = positions[numbers].tolist(), set(known)
-    for place, pixels, met in _nearest(places, side, size) if nearest else _placed(places, side, size):
+    side, size, first, missed = blocks.shape[-rank:], array.shape[-rank:], positions[numbers], set(known)
+    if nearest:  # of a block beyond the array, the elements next to it are extracted, and repeated
+        first = first.clip(np.subtract(1, side), np.subtract(size, 1))
+    for place, pixels, met in _placed(first.tolist(), side, size):
         missed.remove(number := known[place])
         block = blocks[number]
-        if nearest:
-            copy_rows(array[pixels], block[met])
-            _repeat_edges(block, met[1:])
-            if weights is not None:
-                multiply(block, weights, block)
-            continue
-        if len(met) > 1 and block.nbytes <= BLOCK_BYTES:
+        if not nearest and len(met) > 1 and block.nbytes <= BLOCK_BYTES:
             block[...] = zero
-        elif len(met) > 1:
-            _clear_around(block, met[1:])
-        multiply(array[pixels], None if weights is None else weights[met], block[met])
+        multiply(array[pixels], None if nearest or weights is None else weights[met], block[met])
+        if nearest or block.nbytes > BLOCK_BYTES:
+            _fill_around(block, met[1:], nearest)
+        if nearest and weights is not None:
+            multiply(block, weights, block)
     for number in missed:
         blocks[number] = zero
 
 
-def _nearest(first: list[list[int]], block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
-    """Yield what `_placed` does; along an axis where a block and the array have no pixel in common, the nearest."""
-    for number, pixel in enumerate(first):
-        pixels, taps = list[slice](), list[slice]()
-        for p, extent, end in zip(pixel, block, size, strict=True):
-            start, tap = min(max(p, 0), end - 1), min(max(-p, 0), extent - 1)
-            count = min(end - start, extent - tap)
-            pixels.append(slice(start, start + count))
-            taps.append(slice(tap, tap + count))
-        yield number, (..., *pixels), (..., *taps)
-
-
-def _repeat_edges(array: Array, inside: tuple[slice, ...]) -> None:
-    """Write the nearest elements around a part of an array's last axes."""
+def _fill_around(array: Array, inside: tuple[slice, ...], nearest: bool) -> None:
+    """Write the nearest elements, or zeros, around a part of an array's last axes."""
+    zero = np.zeros((), array.dtype)
     for axis, part in enumerate(inside, array.ndim - len(inside)):
         along = array.swapaxes(0, axis)
-        along[: part.start], along[part.stop :] = along[part.start], along[part.stop - 1]
-
-
-def _clear_around(block: Array, inside: tuple[slice, ...]) -> None:
-    """Write zeros around a part of a block's last axes."""
-    zero = np.zeros((), block.dtype)
-    for axis, part in enumerate(inside, block.ndim - len(inside)):
-        along = block.swapaxes(0, axis)
-        along[: part.start] = along[part.stop :] = zero
-        block = along[part].swapaxes(0, axis)
+        ends = (along[part.start], along[part.stop - 1]) if nearest else (zero, zero)
+        along[: part.start], along[part.stop :] = ends
+        if not nearest:  # zeros are written once
+            array = along[part].swapaxes(0, axis)
 
 
 def _take_beyond(

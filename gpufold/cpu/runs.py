@@ -24,7 +24,7 @@ from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Factors, Index, add_pairs, copy_rows, multiply, shorten_buffers
 from gpufold.cpu.cells import fold_cells, store, taps_are_closest
 from gpufold.elements import sum_dtype
-from gpufold.geometry import Axis, Size
+from gpufold.geometry import Axes, Axis, Size
 from gpufold.geometry.cells import MANY_OPERATIONS, Segment, groups_of, outside_of
 from gpufold.keeping import kept
 
@@ -57,9 +57,7 @@ FEW_ZEROED = 16
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
-def ways_to_run(
-    columns: Array, image: Array, axes: tuple[Axis, ...], limit: int
-) -> list[tuple[int, Callable[..., None]]]:
+def ways_to_run(columns: Array, image: Array, axes: Axes, limit: int) -> list[tuple[int, Callable[..., None]]]:
     """Return the ways to add runs, each with the most pixels of a tile, the likely faster first.
 
     Runs go along whole planes if they are long, and along copies: of tiles, if the copy of a plane would be large.
@@ -77,14 +75,14 @@ def ways_to_run(
     return [(limit, fold_runs), *copies] if whole else [*copies, (limit, fold_runs)]
 
 
-def _most_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> int:
+def _most_copied(columns: Array, image: Array, axes: Axes) -> int:
     """Return how many elements the copy of a plane may have: half of them if they are also widened, or put in order."""
     size = sum_dtype(image.dtype).itemsize
     twice = columns.itemsize < size or taps_are_closest(columns.strides, axes)
     return COPIED_BYTES * (1 if twice else 2) // size
 
 
-def _is_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
+def _is_copied(columns: Array, image: Array, axes: Axes) -> bool:
     """Return whether the copy of a plane, and its sums, are small and take few array operations."""
     dilated = prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1)
     if dilated > MANY_OPERATIONS or max(axis.kernel for axis in axes) > MANY_TAPS:
@@ -95,7 +93,7 @@ def _is_copied(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
 
 
 @kept
-def _are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]) -> bool:
+def _are_long(dtype: np.dtype[np.generic], strides: Size, axes: Axes) -> bool:
     """Return whether runs along whole planes are long, and pass the ends of rows by less than half a row."""
     last, before = axes[-1], axes[-1].pad_begin // axes[-1].stride
     passed = max(before, (last.dilated_kernel - 1) // last.stride - before)
@@ -104,7 +102,7 @@ def _are_long(dtype: np.dtype[np.generic], strides: Size, axes: tuple[Axis, ...]
     return long and follow and strides[-1] <= dtype.itemsize  # the rows of a plane's blocks are contiguous
 
 
-def _fold(copies: bool, columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def _fold(copies: bool, columns: Array, image: Array, axes: Axes, weights: Array | None) -> None:
     """Add split columns into an image, every element of which is written, by runs of whole planes or of copies.
 
     Where runs are short, planes are copied; where a plane's copy would be large, it is added by cells.
@@ -126,9 +124,8 @@ fold_runs, fold_copied = partial(_fold, False), partial(_fold, True)
 class _Runs(NamedTuple):
     """The runs of whole planes, and the layout of their sums (N, C, *phases, *cells), whose rows are one axis."""
 
-    phases: Size
-    cells: Size
-    """Rows have room for the cells of their blocks, from the first with pixels on."""
+    shape: Size
+    """(*phases, *cells). A row has as many cells as blocks, from the first cell with pixels on."""
     before: int
     """Cells that runs land on before the first row, and after the last one."""
     after: int
@@ -139,7 +136,7 @@ class _Runs(NamedTuple):
 
 
 @kept
-def _runs(axes: tuple[Axis, ...]) -> _Runs:
+def _runs(axes: Axes) -> _Runs:
     *outer, last = axes
     pitch, skipped, size = last.blocks, last.pad_begin // last.stride, last.blocks * last.stride
     last = last._replace(size=size, pad_begin=skipped * last.stride)
@@ -156,18 +153,18 @@ def _runs(axes: tuple[Axis, ...]) -> _Runs:
         terms = (ALL, ALL, *(group.taps for group in groups), *(group.blocks for group in others), source)
         runs.append(((*sums, slice(start, stop)), terms, (*sums, row.cells), cells))
     beyond = -(-(axes[-1].pad_begin + axes[-1].size) // last.stride) - skipped - pitch
-    phases, cells = tuple(piece.width for piece in whole), tuple(piece.cells for piece in whole)
-    return _Runs(phases, cells, before, max(0, *passed), max(0, beyond), tuple(runs))
+    shape = (*(piece.width for piece in whole), *(piece.cells for piece in whole))
+    return _Runs(shape, before, max(0, *passed), max(0, beyond), tuple(runs))
 
 
-def _fold_planes(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def _fold_planes(columns: Array, image: Array, axes: Axes, weights: Array | None) -> None:
     """Add split columns whose last two axes are one run into an image, every element of which is written."""
     shorten_buffers(columns)
     layout, dtype = _runs(axes), image.dtype
     *outer, last = axes
     columns = columns.reshape(*columns.shape[:-2], -1, copy=False)
     factors = Factors() if weights is None else Factors([weights.reshape(columns.shape, copy=False)])
-    shape: Size = (*columns.shape[:2], *layout.phases, *layout.cells)
+    shape: Size = (*columns.shape[:2], *layout.shape)
     *others, rows, pitch = shape
     sums: Array = np.zeros((*others, layout.before + rows * pitch + layout.after), dtype)
     beyond: Array = np.zeros((*others, rows, layout.beyond), dtype)
@@ -216,8 +213,6 @@ class _Layout(NamedTuple):
     """Views (*taps a stride apart, *phases, run) of the copies, and the indices of these phases in the sums."""
     sums: _View
     """(planes, *phases, *cells)"""
-    begin: Size
-    """The pixel of the first cell at which the image begins."""
     elements: int
     """Elements of the copy."""
     run: int
@@ -226,8 +221,12 @@ class _Layout(NamedTuple):
     """Whether sums lie as the pixels of contiguous planes do."""
 
 
-def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def _fold_copied(columns: Array, image: Array, axes: Axes, weights: Array | None) -> None:
     """Add split columns into an image, every element of which is written, from copies of some planes at a time."""
+    first: Index = (0, 0, ..., *(0,) * len(axes))
+    of_tap = None if weights is None else weights[first].reshape(-1, 1)
+    if of_tap is not None and not np.isfinite(of_tap).all():  # the zeros between blocks would become NaN
+        return fold_cells(columns, image, axes, weights)
     if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
         columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
     planes, dtype, taps = image.shape[1], image.dtype, tuple(range(1, 1 + len(axes)))
@@ -244,37 +243,28 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     copy = _view(copied, layout.copy)
     sums: Array = np.zeros((separate, *(axis.stride for axis in axes), layout.run), dtype)
     cells, direct = _view(sums, layout.sums), layout.direct and image.flags.c_contiguous
-    shape = (separate, together, *columns.shape[2:])
-    weighed = None
-    if weights is not None:
-        first: Index = (0, 0, ..., *(0,) * len(axes))
-        of_tap = weights[first].reshape(-1, 1)
-        if np.isfinite(of_tap).all():  # so zeros between blocks stay zero: all places of a tap are one loop
-            places = copied[:, layout.copy[0] :].view(copied.real.dtype)
-            weighed, weights = (places.reshape(separate, len(of_tap), -1, copy=False), of_tap), None
-        else:
-            weights = np.broadcast_to(weights[0, 0], shape)
+    shape, begin = (separate, together, *columns.shape[2:]), tuple(axis.pad_begin % axis.stride for axis in axes)
+    if of_tap is not None:  # all places of a tap are multiplied in one loop
+        places = copied[:, layout.copy[0] :].view(copied.real.dtype).reshape(separate, len(of_tap), -1, copy=False)
     rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
 
     def rows(part: Array) -> Array:
         return part.reshape(*part.shape[:-2], -1, copy=False) if rows_follow else part
 
-    copies = [
-        (rows(copy[place]), some, None if weights is None else rows(weights[some])) for place, some in layout.copies
-    ]
+    copies = [(rows(copy[place]), some) for place, some in layout.copies]
     zeros, added = [copy[place] for place in layout.zeros], [(_view(copied, v), sums[p]) for v, p in layout.added]
     for source, pixels in zip(columns, image, strict=True):
-        for start in (min(first, planes - count) for first in range(0, planes, count)):  # the last ones may repeat some
+        for start in (min(plane, planes - count) for plane in range(0, planes, count)):  # the last ones may repeat some
             few = slice(start, start + count)
             terms = source[few]
             if scratch is not None:
                 scratch[...] = terms
                 terms = scratch
             terms = terms.reshape(shape)
-            for place, some, weight in copies:
-                multiply(terms[some].reshape(place.shape), weight, place)
-            if weighed is not None:
-                np.multiply(*weighed, weighed[0], casting="unsafe")
+            for place, some in copies:
+                multiply(terms[some].reshape(place.shape), None, place)
+            if of_tap is not None:
+                np.multiply(places, of_tap, places, casting="unsafe")
             for beyond in zeros:
                 beyond[...] = zero
             into = pixels[few].reshape(separate, together, *pixels.shape[1:], copy=False)
@@ -282,7 +272,7 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
                 sums_of = into.reshape(total.shape, copy=False) if direct else total
                 np.add.reduce(alike, axis=taps, dtype=dtype, out=sums_of, initial=zero)
             if not direct:
-                store(cells, into, axes, layout.begin)
+                store(cells, into, axes, begin)
 
 
 def _view(array: Array, view: _View) -> Array:
@@ -292,7 +282,7 @@ def _view(array: Array, view: _View) -> Array:
 
 
 @kept
-def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
+def _layout(axes: Axes, planes: int) -> _Layout:
     """Lay out planes in rows of cells, from the first cell with pixels on, or of blocks if these are more.
 
     Along the first axis, the blocks of a tap are copied in one piece, with zeros before and after them. Between several
@@ -348,7 +338,6 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         zeros=tuple(zeros),
         added=tuple(added),
         sums=(0, (planes, *strides, cells[0], *extents[1:-1], extents[-1] + more), (plane, *phase_steps, *steps)),
-        begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
         elements=before + kernel[0] * apart[0],
         run=run,
         direct=direct,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpufold.cores import cache_bytes
 from gpufold.cpu.arithmetic import ALL, Array, Index
-from gpufold.geometry import Axis, Size
+from gpufold.geometry import Axes, Size
 from gpufold.keeping import kept
 from gpufold.threads import for_each
 
@@ -36,29 +36,21 @@ EVEN = 1.1
 
 
 def on_tiles(
-    threads: int,
-    limit: int,
-    work: Callable[..., None],
-    columns: Array,
-    image: Array,
-    axes: tuple[Axis, ...],
-    *more: Any,
+    threads: int, limit: int, work: Callable[..., None], columns: Array, image: Array, axes: Axes, *more: Any
 ) -> None:
     """Call work(columns, pixels, axes, *more) for tiles of at most `limit` pixels, on `threads` threads."""
     if threads == 1 and image.size <= limit:
         return work(columns, image, axes, *more)
     of_blocks = columns.strides[:2] + columns.strides[1 + columns.ndim // 2 :]  # (N, C, *blocks), as an image
 
-    def on(blocks: Index, pixels: Index, some: tuple[Axis, ...]) -> None:
+    def on(blocks: Index, pixels: Index, some: Axes) -> None:
         work(columns[blocks], image[pixels], some, *more)
 
     for_each(on, _tiles(image.shape, axes, limit, threads, image.strides, of_blocks), threads)
 
 
 @kept
-def _tiles(
-    shape: Size, axes: tuple[Axis, ...], limit: int, threads: int, *strides: Size
-) -> tuple[tuple[Index, Index, tuple[Axis, ...]], ...]:
+def _tiles(shape: Size, axes: Axes, limit: int, threads: int, *strides: Size) -> tuple[tuple[Index, Index, Axes], ...]:
     """Cut an image into tiles of at most `limit` pixels, of whole cells and cache lines, as `parts_of` does.
 
     A tile is the indices of its columns and its pixels, and the axes of an independent problem.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from gpufold.geometry.axes import Axis
+from gpufold.geometry.axes import Axes, Axis
 from gpufold.geometry.blocks import (
     BlocksGeometry,
     array_to_blocks_geometry,

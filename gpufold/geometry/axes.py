@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -163,12 +163,15 @@ class Axis(NamedTuple):
         return [span for span in spans if span.start < span.stop]
 
 
+Axes: TypeAlias = tuple[Axis, ...]
+
+
 @dataclass(frozen=True)
 class OnAxes:
     """Geometry of blocks that slide along the last axes of an array (*lead, *size)."""
 
     lead: Size
-    axes: tuple[Axis, ...]
+    axes: Axes
 
     __hash__ = hash_once
 
@@ -190,7 +193,7 @@ class OnAxes:
         return tuple(axis.blocks for axis in self.axes)
 
     @cached_property
-    def bounded_axes(self) -> tuple[Axis, ...]:
+    def bounded_axes(self) -> Axes:
         return tuple(axis.bounded for axis in self.axes)
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from gpufold.geometry.axes import Axis
+from gpufold.geometry.axes import Axes, Axis
 from gpufold.keeping import kept
 
 LONG_STRIDE = 8
@@ -80,7 +80,7 @@ def outside_of(axis: Axis, block_by_block: bool = False) -> Iterator[tuple[int |
 class Plan(NamedTuple):
     """How axes are processed: each in groups of its taps or, if there are fewer, of its blocks."""
 
-    axes: tuple[Axis, ...]
+    axes: Axes
     turned: tuple[bool, ...]
     """Axes that are turned. Their groups come last to first: the last block on a pixel has its first tap."""
     once: bool
@@ -97,7 +97,7 @@ def groups_phases(axis: Axis, is_last: bool) -> bool:
 
 
 @kept
-def plan_of(axes: tuple[Axis, ...], rows: bool = False) -> Plan:
+def plan_of(axes: Axes, rows: bool = False) -> Plan:
     """Choose how axes are processed, with about as many array operations as the square root of the column elements.
 
     If `rows` are to be added whole, the last axis is processed by its blocks unless that makes many more operations.

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.given import OWN, shown
+from gpufold.given import has_own_arithmetic, shown
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
@@ -51,9 +51,7 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
             if len(value) <= MOST_AXES:
                 return value if type(value) is tuple else tuple(value)
     try:
-        kind, times = type(value), getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
-        own = issubclass(kind, np.ndarray) and any(getattr(kind, each) is not getattr(np.ndarray, each) for each in OWN)
-        if own or times:
+        if has_own_arithmetic(value) or getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
             raise TypeError("units would be lost")  # times list as integers
         if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
             value = value.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from math import prod
 
-from gpufold.geometry.axes import Axis, OnAxes
+from gpufold.geometry.axes import Axes, Axis, OnAxes
 from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, check_of_sizes, expand, sequence
 
 SPATIAL = "spatial axis"
@@ -49,7 +49,7 @@ class SlidingGeometry(OnAxes):
 
 def _sliding_axes(
     operation: str, size: Size, size_name: str, rank_name: str, given: tuple[PerAxis, ...], image_shape: Size = ()
-) -> tuple[Axis, ...]:
+) -> Axes:
     """Check every per-axis argument, and that a block fits into the image; return the axes."""
     check_axes(operation, rank_name, size, 2 + 2 * len(size), "columns with kernel and blocks apart")
     named = zip(PER_AXIS, given, strict=True)

@@ -9,7 +9,7 @@ from math import prod
 from operator import index
 from typing import Any
 
-from gpufold.geometry.axes import Axis, OnAxes
+from gpufold.geometry.axes import Axes, Axis, OnAxes
 from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, check_of_sizes, expand
 from gpufold.given import shown
 
@@ -31,7 +31,7 @@ class SpaceGeometry(OnAxes):
         return (self.batch * prod(self.block_shape), *self.num_blocks)
 
 
-def space_axes(grid: Sequence[int], block: Sequence[int], begin: Sequence[int], end: Sequence[int]) -> tuple[Axis, ...]:
+def space_axes(grid: Sequence[int], block: Sequence[int], begin: Sequence[int], end: Sequence[int]) -> Axes:
     """Return the axes of space for a grid of blocks with margins."""
     return tuple(
         Axis(count * side - before - behind, side, side, 1, before, behind)
