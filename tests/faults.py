@@ -153,7 +153,7 @@ FAULTS = (
           "        return at_least<least_exponent>(weight);", "        return weight;",
           KERNELS + "[col2im-bug-dilation-applied-twice-0]"),
     Fault("products of weights that underflow in NumPy", "gpufold/weights.py",
-          "product = library.where(small, library.sign(before) * library.sign(weights) * least, product)", "pass",
+          "return library.where(small, library.sign(first) * library.sign(second) * least, product)", "return product",
           "tests/test_operations.py::test_least_squares_lose_no_element_either"),
     Fault("an infinite weight times the zero of a tap that does not exist", "kernels/fusion.cuh",
           "joined(or_zero(product, exists), weight)", "joined(product, weight)",
