@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+import numpy as np
+
 _Made = TypeVar("_Made")
 
 KEPT_BYTES = 5 << 20
@@ -58,4 +60,6 @@ def _bytes_of(result: Any) -> int:
     """Return about how many bytes a value takes."""
     if isinstance(result, tuple):
         return _OBJECT_BYTES + sum([_OBJECT_BYTES if type(each) in _PLAIN else _bytes_of(each) for each in result])
+    if isinstance(result, np.dtype):  # torch's compiler finds no attribute of one
+        return _OBJECT_BYTES
     return len(result) if isinstance(result, bytes) else int(getattr(result, "nbytes", _OBJECT_BYTES))

@@ -279,7 +279,6 @@ assert stitcher.result().tolist() == [[1, 1, 1, 1]] * 2
 """
 
 
-@pytest.mark.skipif(not hasattr(jax.typeof(np.ones(1)), "mat"), reason="varying axes have another name")
 def test_arrays_of_two_devices():
     python("-c", ON_TWO, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 

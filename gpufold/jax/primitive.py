@@ -37,15 +37,14 @@ def _bind(*operands: Any, call: Call) -> Any:
     """Compute a call on operands that vary over the same axes of a mesh, as `jax.shard_map` wants them."""
     axes = [_varying(jax.typeof(each)) for each in operands]
     lacking = [tuple(frozenset().union(*axes) - own) for own in axes]
-    alike = [
-        lax.pcast(each, some, to="varying") if some else each for each, some in zip(operands, lacking, strict=True)
-    ]
+    vary = partial(lax.pcast, to="varying") if hasattr(lax, "pcast") else lax.pvary  # which JAX 0.7 has
+    alike = [vary(each, some) if some else each for each, some in zip(operands, lacking, strict=True)]
     return call_p.bind(*alike, call=call)
 
 
 def _varying(kind: Any) -> frozenset[Any]:
-    """Return the axes of a mesh over which an array of a kind varies; none in older versions of JAX."""
-    return kind.mat.varying if hasattr(kind, "mat") else frozenset()
+    """Return the axes of a mesh over which an array of a kind varies; JAX 0.7 to 0.9 name them otherwise."""
+    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
 def _kind(data: Any, *_: Any, call: Call) -> Any:

@@ -15,6 +15,7 @@ from torch import _C, Tensor
 from torch._C import _functorch
 from torch.autograd import _profiler_enabled as is_profiling
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from gpufold import adjoints
 from gpufold.arrays import check_bytes
@@ -176,8 +177,14 @@ def batched(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | No
 # The autograd.Function
 
 
-class LinearFunction(torch.autograd.Function):
-    """A call, linear in its data, its window and `out`; the weights of an average have the derivative of a quotient."""
+class LinearFunction(_SingleLevelFunction):
+    """A call, linear in its data, its window and `out`; the weights of an average have the derivative of a quotient.
+
+    It is no `torch.autograd.Function`, which inspects signatures and, from torch 2.14 on, sends every call under
+    transforms elsewhere.
+    """
+
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
     @staticmethod
     def forward(
@@ -232,8 +239,8 @@ def saved(ctx: Any) -> tuple[Any, ...]:
     return tensors
 
 
-_record = super(torch.autograd.Function, LinearFunction).apply
-"""Applies the Function for at most one transform of torch.func; unlike its `apply` it inspects no signature."""
+_record = LinearFunction.apply
+"""Applies the Function for at most one transform of torch.func."""
 
 
 def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call) -> Tensor:

@@ -47,11 +47,11 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
     defaults = {each: it.default for each, it in signature(function).parameters.items() if it.default is not it.empty}
 
     def computed(*given: Any, **named: Any) -> Tensor:
-        if len(given) > most or not known.issuperset(named):
+        if len(given) > most or not named.keys() <= known:
             raise like.refused()
         by_block = named.pop("weights", None)
         if len(given) < count:
-            if not named.keys() >= {*arrays[len(given) :]}:
+            if any([each not in named for each in arrays[len(given) :]]):
                 describe(*given, **named)  # raises
             given = (*given, *[named.pop(each) for each in arrays[len(given) :]])
         others = *given[elements:count], by_block, *tensors.weights_of(named.get("window"))
@@ -87,8 +87,8 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
 
     def recorded(given: tuple[Any, ...], places: Any, named: dict[str, Any]) -> Tensor:
         """Call the operator; sizes may be symbols."""
-        values = {**defaults, **dict(zip(like.places, given, strict=False)), **named}
-        if not values.keys() >= {*like.places}:
+        values = {**defaults, **dict(zip(like.places[: len(given)], given, strict=True)), **named}
+        if any([each not in values for each in like.places]):
             describe(*given, **named)  # raises
         if operators.are_known((*given[:elements], places), [values[size] for size in SIZES[name]]):
             call = call_of(given, places, named)

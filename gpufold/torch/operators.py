@@ -338,7 +338,7 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
             return places
         # a copy: compilers would repeat a clone for gradients, when the array may have changed
         return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], PLAINLY)
-    rows = [[row] if isinstance(row, int | np.integer | torch.SymInt) else row for row in positions]
+    rows = [[row] if isinstance(row, INTEGER) else row for row in positions]
     if any([isinstance(place, FLOAT) for row in rows for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
     options: Any = {"dtype": torch.int64, "device": array.device}
