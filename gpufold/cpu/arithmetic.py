@@ -21,8 +21,8 @@ Index: TypeAlias = tuple[Any, ...]
 ALL = slice(None)
 
 LONG_ROW, SHORT_ROW, MANY_PLACES, MANY_ELEMENTS = 512, 16, 32, 1 << 14
-"""Most bytes of a row that is copied as one element, or place by place, where single bytes count twice; most places;
-elements of an array above which that is faster."""
+"""Most bytes of a row that is copied as one element; of one that is copied place by place, where single bytes count
+twice; most places; most elements of an array that is copied plainly."""
 
 BUFFER_BYTES = 1 << 12
 """Bytes of a ufunc's buffer."""

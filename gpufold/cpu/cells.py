@@ -123,15 +123,10 @@ def _pairs_along(
     axis: Axis, separate: bool, turned: bool, begin: int
 ) -> tuple[tuple[Segment, tuple[tuple[Index, Index], ...]], ...]:
     """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups, in order."""
-    if axis.kernel == 1 < axis.stride:  # one phase, which needs no cells
-        inside = axis.reach(0)
-        first, last = (axis.pixel(block, 0) for block in (inside.start, inside.stop - 1))
-        piece = Segment(slice(first, last + 1, axis.stride), 0, len(inside), 1)
-        return ((piece, (((ALL,), (slice(inside.start, inside.stop), 0)),)),) if inside else ()
     along = []
     for piece in segments_of(axis, begin):
         pairs = [
-            ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
+            ((cells, _single(phases))[: 1 + (piece.width > 1)], (blocks, _single(taps)))
             for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, separate), begin)
         ]
         along.append((piece, tuple(pairs[:: -1 if turned else 1])))
@@ -143,7 +138,7 @@ def _joined(parts: Iterable[Index]) -> Index:
     return (ALL, ALL, *chain.from_iterable(parts))
 
 
-def _narrow(part: slice) -> slice | int:
+def _single(part: slice) -> slice | int:
     """Return a slice of one element as an integer, because additions over fewer axes have less overhead."""
     return part if part.stop - part.start > 1 else int(part.start)
 

@@ -1,4 +1,4 @@
-"""Add or move columns into an image, and extract them: each tile by the algorithm with the longest inner loops."""
+"""Add or move columns into an image, and extract them: algorithms that calls try in turn, keeping the fastest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round
 from gpufold.cpu.cells import SUMMED_MOVES, adds_rows, fold_cells, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
-from gpufold.cpu.runs import FEW_BLOCKS, ways_to_run
+from gpufold.cpu.runs import LEAST_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import can_shift, is_narrow, shifted, sum_dtype, widened
 from gpufold.geometry import Axes, Size
@@ -43,14 +43,14 @@ FEW_TAPS, WRITTEN_BYTES = 3, 1 << 22
 tile's columns, to which every tap writes."""
 
 
-def _layout(source: Array, result: Array, axes: Axes, how: Any) -> tuple[Any, ...]:
+def _kind_of_call(source: Array, result: Array, axes: Axes, how: Any) -> tuple[Any, ...]:
     """Return what the fastest way depends on: the axes, the arrays' memory layouts, and the arithmetic."""
     fused = isinstance(how, FusedArithmetic)
     computed = (how.move, how.accumulate, how.reduction, how.weights is None) if fused else how is None
     return axes, source.dtype, source.shape, source.strides, result.dtype, result.shape, result.strides, computed
 
 
-@partial(kept, by=_layout)
+@partial(kept, by=_kind_of_call)
 def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmetic) -> Ways:
     """Return candidate algorithms, each with the most pixels of a tile.
 
@@ -74,7 +74,7 @@ def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmeti
         return Ways(*ways_to_move(columns.shape, columns.strides, axes, pixels, image.itemsize, not fused.move))
     closest, by_runs = taps_are_closest(columns.strides, axes), ways_to_run(columns, image, axes, limit)
     cached = tiles.KEPT_BYTES if len(axes) == 1 else tiles.CACHE_BYTES  # the phases of a single axis are far apart
-    at_once = max(cached // ((1 + converted) * size), FEW_BLOCKS * prod(axis.kernel for axis in axes))
+    at_once = max(cached // ((1 + converted) * size), LEAST_BLOCKS * prod(axis.kernel for axis in axes))
     by_cells = (most if closest else min(most, at_once), fold_cells)  # every tap adds all over a tile's pixels
     if adds_rows(columns, axes) and plan_of(axes, True).turned[-1]:
         return Ways(by_cells)
@@ -139,7 +139,7 @@ _UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, Axes, Array | None, int, i
 """An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
-@partial(kept, by=_layout)
+@partial(kept, by=_kind_of_call)
 def _ways_to_unfold(image: Array, columns: Array, axes: Axes, weights: Array | None) -> Ways:
     return Ways(*(_unfold_algorithms(image, columns, axes, weights) or [(unfold_indexed, 0)]))
 

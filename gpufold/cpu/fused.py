@@ -36,7 +36,7 @@ class FusedArithmetic:
     weights: Array | None = None
     """Weights of the taps of a block."""
     by_axis: tuple[Array, ...] | None = None
-    """Weights of each axis, if a mean's window is separable."""
+    """Weights of each axis of a separable window; a mean divides by the products of their sums."""
     reduction: str = "sum"
     accumulate: bool = False
     divisors: tuple[Axes, tuple[Array, Array | None]] | None = None

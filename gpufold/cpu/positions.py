@@ -72,12 +72,13 @@ LISTED = 1 << 12
 """Most blocks whose positions are listed at a time."""
 
 FEW_ELEMENTS, FEW_BEYOND = 800, 8
-"""Most elements of a block beyond the border that is extracted by index; most that are faster extracted one by one."""
+"""Most elements of a block beyond the border that is extracted by index; most such blocks that are faster extracted one
+by one."""
 
 
 @kept
 def _ways_for(count: int, *kind: Any) -> Ways:
-    """Return the numbers of the ways of a kind of calls; without any, the single way has no arguments."""
+    """Return the ways of a kind of calls, each as its number; 0 stands for a single way, which needs no number."""
     return Ways(*[(number,) for number in range(count)])
 
 
@@ -236,14 +237,14 @@ def _scatter(total: Array, blocks: Array, factors: Factors, numbers: Array, firs
     step = max(1, LOOKED_UP // (rank * prod(block)))
     for start in range(0, len(numbers), step):
         few = numbers[start : start + step]
-        index, partial, outside = _indices(total, block, first[start : start + step])
+        index, crossing, outside = _indices(total, block, first[start : start + step])
         weights = [each if len(each) == 1 else each[few] for each in factors.arrays]
         for plane in np.ndindex(planes.shape[:-1]):
             terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
             if weights:
                 multiply(terms, factors.product(weights), terms)
             terms = terms.reshape(index.shape)
-            terms[partial] = np.where(outside, nothing, terms[partial])
+            terms[crossing] = np.where(outside, nothing, terms[crossing])
             np.add.at(planes[plane], index.ravel(), terms.ravel())
 
 
@@ -270,11 +271,11 @@ def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Arr
     size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // array.itemsize
     taps = np.indices(block).reshape(rank, -1)
     index: Array = (first @ steps)[:, None] + steps @ taps
-    partial: Array = np.flatnonzero(((first < 0) | (first > size - block)).any(axis=1))
-    along = first[partial, :, None] + taps
+    crossing: Array = np.flatnonzero(((first < 0) | (first > size - block)).any(axis=1))
+    along = first[crossing, :, None] + taps
     clamped = along.clip(0, size[:, None] - 1)
-    index[partial] = steps @ clamped
-    return index, partial, (along != clamped).any(axis=1)
+    index[crossing] = steps @ clamped
+    return index, crossing, (along != clamped).any(axis=1)
 
 
 def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positions: Array) -> None:
@@ -299,7 +300,7 @@ _Share: TypeAlias = tuple[Callable[[Any], None], Any, int]
 def _take(
     array: Array, blocks: Array, weights: Array | None, positions: Array, nearest: bool, kind: tuple[Any, ...]
 ) -> None:
-    """Extract weighted blocks; beyond the array is zero, or its nearest element."""
+    """Extract weighted blocks; beyond the array is zero, or its nearest element. Calls of a `kind` share their ways."""
     rank, first = positions.shape[1], blocks[0]
     side, size = first.shape[-rank:], first.nbytes
     alone = partial(_take_one_by_one, array, blocks, positions, weights, nearest)
@@ -320,7 +321,7 @@ def _take(
             most = most if apart else min(most, len(beyond) * beside)
             if padded := _padded(array, positions, side, nearest, most):
                 del places, outside, inside, beyond  # else they are kept meanwhile
-                return _take(padded[0], blocks, weights, padded[1], nearest, kind)
+                return _take(padded[0], blocks, weights, padded[1], nearest, (*kind, "padded"))
         most = max(1, TAKEN_BYTES // size)
         rest: _Share = (alone, beyond, LISTED)
         if few_elements:

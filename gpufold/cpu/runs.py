@@ -32,17 +32,17 @@ FLAT_RUN, LARGE_PLANE = 32, 10000
 """Least blocks of a plane for a long inner loop, and least bytes of its sums for which runs are likely to be faster
 than a copy, unless they reach whole rows."""
 
-COPIED_BYTES, FEW_BLOCKS = max(tiles.CACHE_BYTES, 1 << 21), 16
+COPIED_BYTES, LEAST_BLOCKS = max(tiles.CACHE_BYTES, 1 << 21), 16
 """Most bytes of the copy of a plane's columns, twice as many if they are copied only once; least blocks of a tile whose
 columns are copied, because blocks along its edges are cut."""
 
 MANY_PLANES = 5 << 19
-"""Bytes of the columns of several planes that are copied together: steps of Python are few, in which threads wait for
-one another."""
+"""Bytes of the columns of several planes that are copied together, so that Python, in which threads wait for one
+another, takes few steps."""
 
 FETCHED, READ_BYTES = 2 * tiles.LINE_BYTES, tiles.CACHE_BYTES // 2
-"""Most bytes of a block whose taps are copied from where they lie. Larger ones, of rows shorter than a cache line, are
-first copied as they lie if they have more than so many bytes: else every tap would wait for lines anew."""
+"""Most bytes of a block whose taps are copied from where they lie; then most bytes of all columns. Beyond both, blocks
+with rows shorter than a cache line are first copied as they lie: else every tap would read all cache lines again."""
 
 MANY_TAPS = 1 << 12
 """Most taps of an axis whose layout is computed, tap by tap."""
@@ -66,7 +66,7 @@ def ways_to_run(columns: Array, image: Array, axes: Axes, limit: int) -> list[tu
     copies: list[tuple[int, Callable[..., None]]] = []
     if _is_copied(columns, image, axes):
         copies = [(limit, fold_copied)]
-    elif half > FEW_BLOCKS * prod(axis.kernel for axis in axes):
+    elif half > LEAST_BLOCKS * prod(axis.kernel for axis in axes):
         copies = [(half, fold_copied)]
     if not _are_long(columns.dtype, columns.strides, axes):
         return copies

@@ -1,4 +1,7 @@
-"""Axes by cells: groups of taps, or of blocks, that one array operation processes."""
+"""Axes by cells: groups of taps, or of blocks, that one array operation processes.
+
+A cell is as many pixels of an axis as its stride, and a phase is the place of a pixel in its cell.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +94,9 @@ class Plan(NamedTuple):
     """Most array operations."""
 
 
-def groups_phases(axis: Axis, is_last: bool) -> bool:
-    """Return whether taps at several phases form a group; along the last axis only if the inner loop is long."""
-    return axis.dilation > 0 and (not is_last or axis.stride >= LONG_STRIDE)
+def groups_phases(axis: Axis, separate: bool) -> bool:
+    """Return whether taps at several phases form a group; where phases are separate, only if the inner loop is long."""
+    return axis.dilation > 0 and (not separate or axis.stride >= LONG_STRIDE)
 
 
 @kept
