@@ -86,7 +86,8 @@ class Backend:
         """Return positions on the blocks' device."""
         if self.library is np or not isinstance(places, np.ndarray):
             return places
-        return as_positions("Stitcher.add", self.library, places.tolist(), self._blocks, "blocks")
+        listed = as_positions("Stitcher.add", self.library, places.tolist(), self._blocks, "blocks")
+        return listed.reshape(places.shape)  # an empty list does not show the number of axes
 
     def weights_of_blocks(self, weights: Any, dtype: str) -> Any:
         """Check the weights of blocks, which are summed in a dtype, and return them in that of the sums of weights."""

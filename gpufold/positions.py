@@ -115,6 +115,8 @@ def add_blocks(
     library, call, places, by_block = _described(array, blocks, positions, weights, options)
     sums: Any = copy_of(library, array) if out is None else out
     factors = prepare(call, library, blocks, sums, window, places)
+    if out is not None and by_block is not None:
+        check_apart("add_blocks", library, "out", out, [("weights", by_block.weights)])
     if out is not None and not is_same(library, out, array):
         check_apart("add_blocks", library, "out", out, [("array", array)])
         copy_into(library, out, array)
@@ -156,7 +158,7 @@ def add_blocks_(
         Array of shape (*size) to which the weights of `window` and `weights`, or ones, are added in the same pass, for
         `average`: float32, or float64 if `array` is float64 or complex128. It shares no memory with the other arrays.
         Nonzero weights then count as at least 2**-96 (2**-960 in double precision), so covered elements do not
-        underflow.
+        underflow. It stays as it is if `array` has no elements.
 
     Returns
     -------
@@ -176,6 +178,9 @@ def add_blocks_(
         options = {"window": window, "weight_out": weight_out, "variant": variant, "deterministic": deterministic}
         library, call, places, by_block = _described(array, blocks, positions, weights, options)
         factors = prepare(call, library, blocks, array, window, places, weight_out)
+        for name, each in () if by_block is None else (("array", array), ("weight_out", weight_out)):
+            if each is not None:
+                check_apart("add_blocks", library, name, each, [("weights", by_block.weights)])
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         raise type(error)(said) from None
@@ -295,7 +300,7 @@ def take_blocks(
     library = library_of("take_blocks", "array", array)
     places = as_positions("take_blocks", library, positions, array, "array")
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
-    if call.fusion.mode in BY_INDEX:
+    if call.fusion.mode in BY_INDEX and 0 not in call.result_shape:
         prepare(call, library, array, out, window, places)
         block = call.geometry.block_shape
         weighted = partial(array_to_blocks, window=window)

@@ -237,7 +237,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             Weights for this batch, of the shape `tile`, one array per axis, or a name. The default is the stitcher's
             window; a smaller tile uses its start.
         weights : numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array, optional
-            One real weight per tile, of shape (P,), in addition to the window.
+            One real weight per tile, of shape (P,), in addition to the window. CuPy sets subnormal ones to zero.
 
         Raises
         ------

@@ -356,6 +356,20 @@ def test_weights_of_whole_blocks_are_not_lost_either(kind, window):
         np.testing.assert_allclose(got, [5, 5, 5])
 
 
+@pytest.mark.parametrize("changed", ["array", "out", "weight_out"])
+def test_weights_of_blocks_share_no_memory_with_what_is_changed(changed):
+    memory, sums, blocks = np.ones(6, np.float32), np.zeros(4, np.float32), np.ones((4, 3), np.float32)
+    given, weights = memory[:4], memory[2:]
+    with pytest.raises(ValueError, match=rf": {changed} must share no memory with weights"):
+        if changed == "out":
+            gpufold.add_blocks(sums, blocks, [2, 1, 0, -1], weights=weights, out=given)
+        else:
+            arrays = (given, None) if changed == "array" else (sums, given)
+            gpufold.add_blocks_(arrays[0], blocks, [2, 1, 0, -1], weights=weights, weight_out=arrays[1])
+    assert memory.tolist() == [1] * 6
+    assert not sums.any()
+
+
 def test_weights_of_blocks_in_another_byte_order():
     blocks, weights = np.ones((2, 3), np.float32), np.array([0.5, 2])
     want, got = (
@@ -392,3 +406,8 @@ def test_tensors_have_the_same_bits_and_a_gradient(reduction, kind):
     arguments = (data.detach(), joined, None, None, *sizes, reduction, kind == "separable", "auto", True, True, False)
     composed = by_aten(gpufold.torch.exporting.fold_by_aten, "blocks_to_array", *arguments)
     np.testing.assert_allclose(composed.numpy(), want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "symmetric", "wrap", "edge"])
+def test_blocks_without_planes_need_no_elements_to_mirror(mode):
+    assert gpufold.take_blocks(np.zeros((0, 0)), [(0,)], (2,), mode=mode).shape == (1, 0, 2)

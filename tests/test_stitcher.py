@@ -454,6 +454,16 @@ def test_a_duplicate_goes_on_by_itself(duplicate):
     assert stitcher.result().tolist() == [1] * 4 + [0] * 4
 
 
+@pytest.mark.hostcuda
+@pytest.mark.peer("cupy")
+def test_a_batch_without_tiles_on_a_gpu(cupy):
+    """Its positions are listed, and an empty list shows no axes."""
+    stitcher = gpufold.Stitcher((6, 6), (3, 3))
+    stitcher.add(cupy.asarray(np.ones((1, 3, 3))), [(0, 0)])
+    stitcher.add(cupy.asarray(np.ones((0, 3, 3))), np.zeros((0, 2), np.int64))
+    assert cupy.asnumpy(stitcher.result()).sum() == 9
+
+
 def test_what_is_pickled_is_a_copy():
     """Another thread may add before it is written."""
     stitcher = gpufold.Stitcher((8,), 4)

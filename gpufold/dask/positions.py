@@ -98,8 +98,9 @@ def take_blocks(
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
-    Each chunk reads only the elements of its blocks, so positions may be in any order. `chunks` counts blocks: one
-    value, or a sequence of one. Leading axes keep their chunks. Positions and window are as in `add_blocks`.
+    Each chunk reads only the elements of its blocks, so positions may be in any order. Chunks of `array` should not be
+    smaller than blocks: memory holds a whole block for each that it meets. `chunks` counts blocks: one value, or a
+    sequence of one. Leading axes keep their chunks. Positions and window are as in `add_blocks`.
     """
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")

@@ -71,7 +71,7 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
             if not placed:
                 call, margins = extended_call(call, call.element.itemsize)
                 data = tensors.extended(data, margins, mode)
-            elif mode in BY_INDEX:
+            elif mode in BY_INDEX and 0 not in call.result_shape:
                 return _taken(data, places, call.geometry.block_shape, window, mode)
         result = compute(call, data, window, places, given[0] if of_data else None)
         return filled(call.geometry, result, named["fill_value"]) if "fill_value" in named else result
