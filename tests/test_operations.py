@@ -358,16 +358,12 @@ def test_weights_of_whole_blocks_are_not_lost_either(kind, window):
 
 @pytest.mark.parametrize("changed", ["array", "out", "weight_out"])
 def test_weights_of_blocks_share_no_memory_with_what_is_changed(changed):
-    memory, sums, blocks = np.ones(6, np.float32), np.zeros(4, np.float32), np.ones((4, 3), np.float32)
-    given, weights = memory[:4], memory[2:]
+    memory, blocks = np.ones(6, np.float32), np.ones((4, 3), np.float32)
+    array, add = np.zeros(4, np.float32), gpufold.add_blocks if changed == "out" else gpufold.add_blocks_
+    given = {"array": array, "weights": memory[2:], changed: memory[:4]}
     with pytest.raises(ValueError, match=rf": {changed} must share no memory with weights"):
-        if changed == "out":
-            gpufold.add_blocks(sums, blocks, [2, 1, 0, -1], weights=weights, out=given)
-        else:
-            arrays = (given, None) if changed == "array" else (sums, given)
-            gpufold.add_blocks_(arrays[0], blocks, [2, 1, 0, -1], weights=weights, weight_out=arrays[1])
+        add(blocks=blocks, positions=[2, 1, 0, -1], **given)
     assert memory.tolist() == [1] * 6
-    assert not sums.any()
 
 
 def test_weights_of_blocks_in_another_byte_order():
