@@ -217,9 +217,7 @@ FOUND = {
     "mirrored blocks": lambda: partial(
         gpufold.take_blocks, np.ones((900, 900), "f4"), np.full((300, 2), 800), 200, mode="reflect"
     ),
-    "blocks beyond a border": lambda: partial(
-        gpufold.take_blocks, np.ones((900, 900)), np.full((60_000, 2), 880), (27, 27)
-    ),
+    "blocks beyond a border": lambda: partial(gpufold.take_blocks, np.ones((900, 900)), np.full((60000, 2), 880), 27),
     "many gaps": lambda: partial(
         gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), (3,), strides=5, fill_value=np.nan
     ),
@@ -236,9 +234,7 @@ FOUND = {
         gpufold.add_blocks_, np.zeros((1999, 1999)), ones((2, 1999, 1999), "f8"), [(0, 1)] * 2, weights=ones(2),
         window=np.ones((1999, 1999)), weight_out=np.zeros((1999, 1999)),
     ),
-    "gaps of a stitcher": lambda: partial(
-        stitcher_of((1999, 1999), (99, 99), "mean").result, fill_value=np.nan
-    ),
+    "gaps of a stitcher": lambda: partial(stitcher_of((1999, 1999), (99, 99), "mean").result, fill_value=np.nan),
     **{
         f"weights of tiles: {reduction}": lambda reduction=reduction: partial(
             stitcher_of((999, 999), (99, 99), reduction).add, ones((300, 99, 99)), [(7, 7)] * 300, weights=ones(300)

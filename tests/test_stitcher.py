@@ -459,7 +459,6 @@ def test_a_duplicate_goes_on_by_itself(duplicate):
 @pytest.mark.hostcuda
 @pytest.mark.peer("cupy")
 def test_a_batch_without_tiles_on_a_gpu(cupy):
-    """Its positions are listed, and an empty list shows no axes."""
     stitcher = gpufold.Stitcher((6, 6), (3, 3))
     stitcher.add(cupy.asarray(np.ones((1, 3, 3))), [(0, 0)])
     stitcher.add(cupy.asarray(np.ones((0, 3, 3))), np.zeros((0, 2), np.int64))
