@@ -26,6 +26,7 @@ from cases import (
     BlocksCase,
     Case,
     assert_same_bits,
+    peak_of,
     values,
     window_of,
 )
@@ -414,6 +415,14 @@ def call_of(name):
     """Return a function of options alone."""
     arrays, arguments = EVERY[name]
     return partial(getattr(gpufold.dask, name), *map(da.from_array, arrays), *arguments)
+
+
+def test_a_block_is_not_copied_for_each_of_the_chunks_that_it_meets():
+    """512 chunks of 2 kB each had a block of 1 MB."""
+    array = da.ones((64, 64, 64), dtype=np.float32, chunks=8)
+    peak, taken = peak_of(lambda: gpufold.take_blocks(array, [(0, 0, 0)], 64).compute(scheduler="sync"))
+    assert taken.all()
+    assert peak < 16 * taken.nbytes
 
 
 @pytest.mark.parametrize("name", CUT)

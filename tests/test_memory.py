@@ -194,7 +194,6 @@ def ones(shape, dtype="f4"):
 
 
 def stitcher_of(size, tile, reduction):
-    """Return a stitcher that has its sums."""
     stitcher = gpufold.Stitcher(size, tile, reduction=reduction, window=np.outer(np.hanning(101)[1:-1], np.ones(99)))
     stitcher.add(ones((1, *tile)), [(0, 0)], weights=ones(1))
     return stitcher
@@ -204,23 +203,15 @@ FOUND = {
     "strides beyond a tile": lambda: partial(
         gpufold.blocks_to_array, ones((2, 2, 2, 192, 192, 192)), (288,) * 3, 192, strides=96, reduction="mean"
     ),
-    "few columns of a huge image": lambda: partial(
-        gpufold.col2im, np.ones((3, 998), "f2"), (5000, 1000), (1, 3), strides=(10000, 1)
-    ),
-    "widened and moved": lambda: partial(
-        gpufold.col2im, np.ones((256, 156**2), "f2"), (2496, 2496), (16, 16), strides=16, dtype="f4"
-    ),
+    "few columns": lambda: partial(gpufold.col2im, np.ones((3, 998), "f2"), (5000, 1000), (1, 3), strides=(10000, 1)),
+    "widened": lambda: partial(gpufold.col2im, np.ones((256, 156**2), "f2"), (2496, 2496), 16, strides=16, dtype="f4"),
     "complex means": lambda: partial(
         gpufold.col2im, ones((9, 1500**2), "c16"), (1500, 1500), (3, 3), pads_begin=1, pads_end=1, reduction="mean"
     ),
     "averages": lambda: partial(gpufold.average, ones((3000, 3000)), np.arange(9e6, dtype="f4").reshape(3000, -1) % 7),
-    "mirrored blocks": lambda: partial(
-        gpufold.take_blocks, np.ones((900, 900), "f4"), np.full((300, 2), 800), 200, mode="reflect"
-    ),
+    "mirrored": lambda: partial(gpufold.take_blocks, ones((900, 900)), np.full((300, 2), 800), 200, mode="reflect"),
     "blocks beyond a border": lambda: partial(gpufold.take_blocks, np.ones((900, 900)), np.full((60000, 2), 880), 27),
-    "many gaps": lambda: partial(
-        gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), (3,), strides=5, fill_value=np.nan
-    ),
+    "gaps": lambda: partial(gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), 3, strides=5, fill_value=np.nan),
     "rows of few channels": lambda: partial(
         gpufold.add_blocks_, np.zeros((900, 900, 2), "f4"), ones((9, 700, 700, 2)), np.zeros((9, 3), int)
     ),

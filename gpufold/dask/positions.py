@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,8 +57,9 @@ def add_blocks(
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
     Each chunk of the result reads the chunk of `array` and the blocks that overlap it. `blocks` is rechunked if a chunk
-    ends inside a block. Positions are a numpy.ndarray or a sequence, because the graph depends on them. Window and
-    weights are of the chunks' library. Errors are raised when the function is called.
+    ends inside a block. Chunks should not be smaller than blocks: memory holds a whole block for each chunk that it
+    meets. Positions are a numpy.ndarray or a sequence, because the graph depends on them. Window and weights are of the
+    chunks' library. Errors are raised when the function is called.
     """
     array = known_array("add_blocks", "array", array)
     blocks = known_array("add_blocks", "blocks", blocks)
@@ -98,9 +99,8 @@ def take_blocks(
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
-    Each chunk reads only the elements of its blocks, so positions may be in any order. Chunks of `array` should not be
-    smaller than blocks: memory holds a whole block for each that it meets. `chunks` counts blocks: one value, or a
-    sequence of one. Leading axes keep their chunks. Positions and window are as in `add_blocks`.
+    Each chunk reads only the elements of its blocks, so positions may be in any order. `chunks` counts blocks: one
+    value, or a sequence of one. Leading axes keep their chunks. Positions and window are as in `add_blocks`.
     """
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
@@ -227,12 +227,27 @@ def _add_chunk(
     return result
 
 
+def _met(positions: Any, size: Sequence[int], block: Size) -> tuple[slice, ...]:
+    """Return the part of blocks that reaches into a chunk, relative to which their positions are, along each axis."""
+    begins = (-positions.max(axis=0)).clip(0)
+    ends = np.minimum(block, size - positions.min(axis=0))
+    return tuple(map(slice, begins.tolist(), ends.tolist()))
+
+
 def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any, size: list[int]) -> Any:
-    """Extract blocks of a chunk; elements outside it are zero here, and may come from another chunk."""
-    part = _part_of(call, len(positions), array.shape)
-    library, geometry = known_chunk(call.operation, array, call.dtype, size), geometry_of(part, PositionsGeometry)
+    """Extract the part of blocks that reaches into a chunk; elements outside it are zero here, and come from others."""
+    block = geometry_of(call, PositionsGeometry).block_shape
+    met = _met(positions, size, block)
+    library, lead = known_chunk(call.operation, array, call.dtype, size), array.ndim - len(size)
+    extents = tuple([part.stop - part.start for part in met])
+    if weights is not None and len(weights) == len(block):
+        weights = tuple([each[part] for each, part in zip(weights, met, strict=True)])
+    elif weights is not None:
+        weights = (library.ascontiguousarray(weights[0].reshape(block)[met]),)
+    geometry = PositionsGeometry(len(positions), array.shape[:lead], array.shape[lead:], extents)
+    part, places = call._replace(geometry=geometry), positions + [each.start for each in met]
     blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=geometry.blocks_shape)
-    run(part, library, array, blocks, weights, library.asarray(positions))
+    run(part, library, array, blocks, weights, library.asarray(places))
     return blocks
 
 
@@ -246,17 +261,20 @@ def _join_blocks(
     boxes: list[list[range]],
 ) -> Any:
     """Assemble blocks whose elements lie in several chunks; each piece has the elements of one chunk."""
-    if len(pieces) == 1 and len(pieces[0]) == len(positions):
+    geometry = geometry_of(call, PositionsGeometry)
+    rank, lead = len(geometry.size), len(geometry.lead)
+    if len(pieces) == 1 and len(pieces[0]) == len(positions) and pieces[0].shape[1 + lead :] == geometry.block_shape:
         return pieces[0]
-    geometry, blocks = geometry_of(call, PositionsGeometry), zeros()
-    library, rank = library_of(call.operation, "a chunk", blocks), len(geometry.size)
+    blocks = zeros()
+    library = library_of(call.operation, "a chunk", blocks)
     for piece, chosen, box in zip(pieces, numbers, boxes, strict=True):
         inside: Any = np.True_
-        for axis, (pixels, side) in enumerate(zip(box, geometry.block_shape, strict=True)):
-            along = positions[chosen, axis, None] + np.arange(side)
-            lies = (along >= pixels.start) & (along < pixels.stop)
-            ones = (1,) * len(geometry.lead)
-            inside = inside & lies.reshape(-1, *ones, *(1,) * axis, side, *(1,) * (rank - 1 - axis))
-        into = library.asarray(chosen)
+        places = positions[chosen] - [pixels.start for pixels in box]
+        met = _met(places, [*map(len, box)], geometry.block_shape)
+        for axis, (pixels, part) in enumerate(zip(box, met, strict=True)):
+            along = places[:, axis, None] + np.arange(part.start, part.stop)
+            lies = (along >= 0) & (along < len(pixels))
+            inside = inside & lies.reshape(-1, *(1,) * (lead + axis), along.shape[1], *(1,) * (rank - 1 - axis))
+        into = (library.asarray(chosen), *(slice(None),) * lead, *met)
         blocks[into] = library.where(library.asarray(inside), piece, blocks[into])
     return blocks
