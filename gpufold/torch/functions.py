@@ -174,6 +174,8 @@ def add_blocks_(
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
     if weights is not None:
         axes = [("window", each) for each in tensors.weights_of(window)]
+        if not traced:
+            places = tensors.checked_positions("add_blocks_", places, array, "array")
         read = [("blocks", blocks), ("positions", places), ("weights", weights), *axes]
         blocks, each = _weighed(traced, array, blocks, places, window, weights, summed=ones is not None)
         if not traced:
