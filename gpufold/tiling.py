@@ -173,7 +173,8 @@ def map_tiles(
     )
     done, written = _noted(notes, said, out, min(size[0], max(0, positions[-1, 0])), rank)
     positions = positions[np.searchsorted(positions[:, 0], done - block[0], "right") :]
-    given, first, finished = out, 0, None
+    given, first = out, 0
+    finished: tuple[type, Any, Size] | None = None
     stitcher: Stitcher[Any, tuple[int, Any]] | None = None
     tile: Size | None = None
     for start in _batches(range(0, len(positions), number), progress):
@@ -192,7 +193,8 @@ def map_tiles(
             del tiles  # else they are kept while the next ones are made
             begin, slab = stitcher.finished(fill_value=fill_value)
         if slab.shape[-rank]:
-            slab = finished = _finished(slab, rank, finish, None if given is not None else finished)
+            slab = _finished(slab, rank, finish, None if given is not None else finished)
+            finished = _kind_of(slab, rank)
             out = _written(out, first + begin, slab, whole)
             if notes is not None:
                 written = _checksum(out, first + begin, first + begin + slab.shape[-rank], rank)
@@ -202,11 +204,12 @@ def map_tiles(
     with _speaking():
         begin, slab = stitcher.result(fill_value=fill_value)
     if slab.shape[-rank] or (out is None and not size[0]):  # an array without rows has one slab without rows
-        slab = finished = _finished(slab, rank, finish, None if given is not None else finished)
+        slab = _finished(slab, rank, finish, None if given is not None else finished)
+        finished = _kind_of(slab, rank)
         out = _written(out, first + begin, slab, whole)
     if notes is not None:
         notes.unlink()
-    if given is None and front_of(type(finished)).endswith("jax"):  # rows were written into a NumPy array
+    if given is None and finished and front_of(finished[0]).endswith("jax"):  # rows were written into a NumPy array
         return sys.modules["jax"].numpy.asarray(out)
     return out
 
@@ -358,8 +361,13 @@ def _on_host(slab: Any) -> Any:
     return slab.get() if hasattr(slab, "get") else np.asarray(slab)
 
 
-def _finished(slab: Any, rank: int, finish: Callable[[Any], Any] | None, before: Any) -> Any:
-    """Return a slab as `finish` returns it: an array of the kind of the one `before`, if any."""
+def _kind_of(slab: Any, rank: int) -> tuple[type, Any, Size]:
+    """Return the type of a finished slab, its dtype, and the shape of its channels."""
+    return type(slab), slab.dtype, tuple(slab.shape)[:-rank]
+
+
+def _finished(slab: Any, rank: int, finish: Callable[[Any], Any] | None, before: tuple[type, Any, Size] | None) -> Any:
+    """Return a slab as `finish` returns it, of the dtype and channels of the one `before`, if any."""
     rows = tuple(slab.shape)[-rank:]
     if finish is None:
         return slab
@@ -372,10 +380,10 @@ def _finished(slab: Any, rank: int, finish: Callable[[Any], Any] | None, before:
         )
     if isinstance(slab, np.ma.MaskedArray):
         raise TypeError("map_tiles: finish must return an array without a mask, got a masked array; use filled(value)")
-    if before is not None and (slab.dtype, shape[:-rank]) != (before.dtype, tuple(before.shape)[:-rank]):
+    if before is not None and _kind_of(slab, rank)[1:] != before[1:]:
         raise ValueError(
             f"map_tiles: finish must return slabs of one dtype and shape of channels without out, got {slab.dtype} and "
-            f"{shape[:-rank]} after {before.dtype} and {tuple(before.shape)[:-rank]}"
+            f"{shape[:-rank]} after {before[1]} and {before[2]}"
         )
     return slab
 
