@@ -119,12 +119,11 @@ def way(request, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "5" if "flat" in request.param else "2")
         monkeypatch.setattr(threads, "THREAD_BYTES", 1)
         monkeypatch.setattr(threads, "MOST_TRIED", 0)
-        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
-        monkeypatch.setattr(tiles, "CACHE_BYTES", 1)
-        monkeypatch.setattr(tiles, "KEPT_BYTES", 1)
-        monkeypatch.setattr(tiles, "LINE_BYTES", 8)
+        for name, small in {"TILE_ELEMENTS": 12, "CACHE_BYTES": 1, "KEPT_BYTES": 1, "LINE_BYTES": 8}.items():
+            monkeypatch.setattr(tiles, name, small)
         monkeypatch.setattr(tiles, "PADDED_BYTES", 1 << 10)
-        monkeypatch.setattr(on_positions, "AT_ONCE", 3)
+        for name, small in {"AT_ONCE": 3, "COORDINATES": 3, "MANY_WEIGHTS": 1, "PRODUCTS": 4}.items():
+            monkeypatch.setattr(on_positions, name, small)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)

@@ -14,6 +14,7 @@ from cases import INEXACT, Case, assert_same_bits, fold, garbage, values, window
 
 import gpufold
 from gpufold.cpu import folding
+from gpufold.cpu import positions as on_positions
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.runs import fold_copied
 from gpufold.elements import average_dtype, narrowed, shifted_back, widened
@@ -344,7 +345,9 @@ def test_least_squares_lose_no_element_either(sigma):
 
 @pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
 @pytest.mark.parametrize("window", [None, np.array([1.0, 1e-40, 1e-60])])
-def test_weights_of_whole_blocks_are_not_lost_either(kind, window):
+@pytest.mark.parametrize("products", [0, 1 << 17])
+def test_weights_of_whole_blocks_are_not_lost_either(kind, window, products, monkeypatch):
+    monkeypatch.setattr(on_positions, "PRODUCTS", products)
     library = pytest.importorskip(kind)
     tile, weights = library.asarray(np.full((1, 3), 5, np.float32)), library.asarray(np.array([1e-60]))
     sums, weight = (library.zeros(3, dtype=library.float32) for _ in range(2))

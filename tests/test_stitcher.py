@@ -20,6 +20,7 @@ from definition import sum_dtype, weight_dtype
 
 import gpufold
 from gpufold.backends import Backend
+from gpufold.cpu import positions as on_positions
 
 REDUCTIONS = ("sum", "mean", "least_squares")
 
@@ -95,8 +96,10 @@ def changed(window):
         window.clear()
 
 
-def test_batches_never_show():
-    """Tiles of one shape and window may come together or one by one."""
+@pytest.mark.parametrize("products", [0, 1 << 17])
+def test_batches_never_show(products, monkeypatch):
+    """Tiles of one shape and window may come together or one by one; weights are multiplied in runs or at once."""
+    monkeypatch.setattr(on_positions, "PRODUCTS", products)
     for seed in range(100):
         rng, shape, block, window, reduction, batches = problem(seed)
         want = whole(shape, len(block), batches, window, reduction)

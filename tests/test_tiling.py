@@ -295,18 +295,13 @@ def test_complex_slabs_of_another_byte_order_are_complex():
 
 
 def test_masks_are_refused_unless_nothing_is_masked():
-    class Sliced:
-        shape, dtype = IMAGE.shape, IMAGE.dtype
+    def sliced(mask):
+        masked, members = np.ma.array(IMAGE, mask=mask), {"shape": IMAGE.shape, "dtype": IMAGE.dtype}
+        return type("Sliced", (), members | {"__getitem__": lambda _, index: masked[index]})()
 
-        def __init__(self, mask):
-            self.masked = np.ma.array(IMAGE, mask=mask)
-
-        def __getitem__(self, index):
-            return self.masked[index]
-
-    np.testing.assert_array_equal(gpufold.map_tiles(np.copy, Sliced(False), (16, 16), strides=12), mapped(np.copy))
+    np.testing.assert_array_equal(gpufold.map_tiles(np.copy, sliced(False), (16, 16), strides=12), mapped(np.copy))
     with pytest.raises(TypeError, match=r"^map_tiles: array must have no masked elements"):
-        gpufold.map_tiles(np.copy, Sliced(IMAGE > 0.5), (16, 16), strides=12)
+        gpufold.map_tiles(np.copy, sliced(IMAGE > 0.5), (16, 16), strides=12)
     with pytest.raises(TypeError, match=r"^map_tiles: finish must return an array without a mask"):
         mapped(np.copy, finish=lambda rows: np.ma.array(rows, mask=False), out=np.zeros_like(IMAGE))
 
