@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+FEW_WEIGHTS = 1 << 16
+"""Weights whose magnitudes are computed at a time."""
+
 
 class BlockWeights(NamedTuple):
     """One weight for each block, which is multiplied by those of a window."""
@@ -41,17 +44,19 @@ def at_least(library: Any, weights: Any, least: float) -> Any:
     >>> at_least(np, np.array([1.0, -1e-9, 0.0]), 0.125)
     array([ 1.   , -0.125,  0.   ])
     """
-    if library is np and smallest(weights) >= least:
+    if library is np and weights.size > FEW_WEIGHTS and smallest(weights) >= least:
         return weights
-    small = (abs(weights) < least) & (weights != 0)
-    return library.where(small, library.sign(weights) * least, weights)
+    small = abs(weights) < least
+    if library is np and np.count_nonzero(small) + np.count_nonzero(weights) == weights.size:
+        return weights  # the small ones are zeros
+    return library.where(small & (weights != 0), library.sign(weights) * least, weights)
 
 
 def smallest(weights: Any) -> float:
     """Return the least magnitude of nonzero weights of NumPy, without an array of all magnitudes."""
     least, flat = inf, weights.reshape(-1)
-    for start in range(0, flat.size, 1 << 16):
-        some = abs(flat[start : start + (1 << 16)])
+    for start in range(0, flat.size, FEW_WEIGHTS):
+        some = abs(flat[start : start + FEW_WEIGHTS])
         least = min(least, float(some.min(where=some > 0, initial=inf)))
     return least
 

@@ -54,8 +54,9 @@ class Factors(NamedTuple):
 
     def product(self, arrays: Sequence[Array]) -> Array:
         """Return the product of parts of the arrays, of one element along axes where all have zero strides."""
-        if len(arrays) > 1:
-            arrays = [each[tuple([ALL if step else slice(1) for step in each.strides])] for each in arrays]
+        if len(arrays) == 1 and not self.squared:
+            return arrays[0]
+        arrays = [each[tuple([ALL if step else slice(1) for step in each.strides])] for each in arrays]
         product = reduce(partial(times, np, least=self.least), arrays)
         return product * product if self.squared else product
 

@@ -104,9 +104,9 @@ def add_blocks(
         factors = _factors(window, by_block, geometry.block_shape, weight_out)
         added = [(blocks, array, factors)]
         if weight_out is not None:
-            ones: Array = np.ones((), weight_out.dtype)
             plain = len(factors.arrays) == 1 and factors.arrays[0].dtype == weight_out.dtype
-            terms = np.broadcast_to(factors.arrays[0] if plain else ones, (geometry.count, *geometry.block_shape))
+            one: Array = np.ones((1,) * (1 + len(geometry.block_shape)), weight_out.dtype)
+            terms = _repeated(factors.arrays[0] if plain else one, (geometry.count, *geometry.block_shape))
             added.append((terms, weight_out, Factors() if plain else factors))
         shorten_buffers(blocks)
         for terms, total, factors in added:
@@ -141,9 +141,13 @@ def _of_elements(factors: Factors, blocks: Array) -> Factors:
     """View factors of blocks in their shape (count, *lead, *block_shape)."""
     if not factors.arrays:
         return factors
-    lead = (1,) * (blocks.ndim - factors.arrays[0].ndim)
-    views = (each.reshape(len(each), *lead, *each.shape[1:], copy=False) for each in factors.arrays)
-    return factors._replace(arrays=[np.broadcast_to(each, blocks.shape) for each in views])
+    return factors._replace(arrays=[_repeated(each, blocks.shape) for each in factors.arrays])
+
+
+def _repeated(weights: Array, shape: Size) -> Array:
+    """View contiguous weights (count, *block) in a shape (count, *lead, *block); `broadcast_to` takes longer."""
+    first, *steps = [step if extent > 1 else 0 for step, extent in zip(weights.strides, weights.shape, strict=True)]
+    return np.ndarray(shape, weights.dtype, weights, 0, (first, *(0,) * (len(shape) - weights.ndim), *steps))
 
 
 def _add(blocks: Array, array: Array, factors: Factors, positions: Array) -> None:
