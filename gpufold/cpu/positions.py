@@ -106,7 +106,7 @@ def add_blocks(
         if weight_out is not None:
             plain = len(factors.arrays) == 1 and factors.arrays[0].dtype == weight_out.dtype
             one: Array = np.ones((1,) * (1 + len(geometry.block_shape)), weight_out.dtype)
-            terms = _repeated(factors.arrays[0] if plain else one, (geometry.count, *geometry.block_shape))
+            terms = _over_planes(factors.arrays[0] if plain else one, (geometry.count, *geometry.block_shape))
             added.append((terms, weight_out, Factors() if plain else factors))
         shorten_buffers(blocks)
         for terms, total, factors in added:
@@ -141,10 +141,10 @@ def _of_elements(factors: Factors, blocks: Array) -> Factors:
     """View factors of blocks in their shape (count, *lead, *block_shape)."""
     if not factors.arrays:
         return factors
-    return factors._replace(arrays=[_repeated(each, blocks.shape) for each in factors.arrays])
+    return factors._replace(arrays=[_over_planes(each, blocks.shape) for each in factors.arrays])
 
 
-def _repeated(weights: Array, shape: Size) -> Array:
+def _over_planes(weights: Array, shape: Size) -> Array:
     """View contiguous weights (count, *block) in a shape (count, *lead, *block); `broadcast_to` takes longer."""
     first, *steps = [step if extent > 1 else 0 for step, extent in zip(weights.strides, weights.shape, strict=True)]
     return np.ndarray(shape, weights.dtype, weights, 0, (first, *(0,) * (len(shape) - weights.ndim), *steps))

@@ -199,11 +199,11 @@ def _weights_of_blocks(call: Call, blocks: Any, weights: Any) -> Any:
         return delayed(library.array(narrowed(library, weights, call.element.weight_dtype)), pure=True)
 
 
-def _part_of(call: Call, count: int, shape: Size) -> Call:
-    """Return the call of `count` blocks on a chunk of the array, of a shape."""
+def _part_of(call: Call, count: int, shape: Size, block: Size | None = None) -> Call:
+    """Return the call of `count` blocks, whole or of a smaller shape, on a chunk of the array, of a shape."""
     geometry = geometry_of(call, PositionsGeometry)
     lead = len(shape) - len(geometry.size)
-    part = PositionsGeometry(count, shape[:lead], shape[lead:], geometry.block_shape)
+    part = PositionsGeometry(count, shape[:lead], shape[lead:], block or geometry.block_shape)
     return call._replace(geometry=part)
 
 
@@ -238,16 +238,15 @@ def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any, size: l
     """Extract the part of blocks that reaches into a chunk; elements outside it are zero here, and come from others."""
     block = geometry_of(call, PositionsGeometry).block_shape
     met = _met(positions, size, block)
-    library, lead = known_chunk(call.operation, array, call.dtype, size), array.ndim - len(size)
-    extents = tuple([part.stop - part.start for part in met])
+    library = known_chunk(call.operation, array, call.dtype, size)
+    part = _part_of(call, len(positions), array.shape, tuple([each.stop - each.start for each in met]))
     if weights is not None and len(weights) == len(block):
-        weights = tuple([each[part] for each, part in zip(weights, met, strict=True)])
+        weights = tuple([each[taps] for each, taps in zip(weights, met, strict=True)])
     elif weights is not None:
         weights = (library.ascontiguousarray(weights[0].reshape(block)[met]),)
-    geometry = PositionsGeometry(len(positions), array.shape[:lead], array.shape[lead:], extents)
-    part, places = call._replace(geometry=geometry), positions + [each.start for each in met]
-    blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=geometry.blocks_shape)
-    run(part, library, array, blocks, weights, library.asarray(places))
+    shape = geometry_of(part, PositionsGeometry).blocks_shape
+    blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=shape)
+    run(part, library, array, blocks, weights, library.asarray(positions + [each.start for each in met]))
     return blocks
 
 
