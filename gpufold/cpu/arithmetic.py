@@ -63,17 +63,21 @@ class Factors(NamedTuple):
 
 def add_pairs(total: Array, terms: Array, factors: Factors, pairs: Iterable[tuple[Index, Index]]) -> None:
     """Add weighted terms into parts of a total, in the given order; arrays of factors have the shape of the terms."""
+    if not factors.arrays and not is_narrow(terms, total):
+        for into, term in pairs:
+            part = total[into]
+            np.add(part, terms[term], part)
+        return
     scratch: Array = np.empty(0, total.dtype)
     for into, term in pairs:
-        arrays = [total[into], terms[term], *[each[term] for each in factors.arrays]]
-        plain = len(arrays) == 2 and not is_narrow(arrays[1], arrays[0])
-        for part, few, *weights in [arrays] if plain else runs_of(*arrays):
+        arrays = [each[term] for each in factors.arrays]
+        for part, few, *weights in runs_of(total[into], terms[term], *arrays):
             if weights:
                 if scratch.size < few.size:
                     scratch = np.empty(few.size, total.dtype)
                 products = scratch[: few.size].reshape(few.shape, copy=False)
                 multiply(few, factors.product(weights), products)
-            np.add(part, products if weights else few if plain else widened(few), part)
+            np.add(part, products if weights else widened(few), part)
 
 
 def runs_of(*arrays: Array, most: int = PRODUCTS) -> Iterator[tuple[Array, ...]]:

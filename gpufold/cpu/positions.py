@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from gpufold.calls import Call
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
+    ALL,
     PRODUCTS,
     Array,
     Factors,
@@ -104,10 +105,10 @@ def add_blocks(
         factors = _factors(window, by_block, geometry.block_shape, weight_out)
         added = [(blocks, array, factors)]
         if weight_out is not None:
-            plain = len(factors.arrays) == 1 and factors.arrays[0].dtype == weight_out.dtype
-            one: Array = np.ones((1,) * (1 + len(geometry.block_shape)), weight_out.dtype)
-            terms = _over_planes(factors.arrays[0] if plain else one, (geometry.count, *geometry.block_shape))
-            added.append((terms, weight_out, Factors() if plain else factors))
+            terms, shape = np.ones((), weight_out.dtype), (geometry.count, *geometry.block_shape)
+            if len(factors.arrays) == 1 and not factors.squared and factors.arrays[0].dtype == terms.dtype:
+                (terms,), factors = factors.arrays, Factors()
+            added.append((_over_planes(terms[(None,) * (len(shape) - terms.ndim)], shape), weight_out, factors))
         shorten_buffers(blocks)
         for terms, total, factors in added:
             if few and sum_dtype(total.dtype) == total.dtype:
@@ -119,34 +120,37 @@ def add_blocks(
 def _factors(window: Weights, by_block: BlockWeights | None, block: Size, weight_out: Array | None) -> Factors:
     """Return the weights of blocks' elements as arrays (count, *block), of one element where they are the same.
 
-    There is one array if it is small, or the window's alone.
+    Axes along which they are the same are new axes. There is one array if it is small, or the window's alone.
     """
     least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
     weights, rank = window or (), len(block)
     if by_block is None and (len(weights) != rank or prod(block) <= MANY_WEIGHTS):
         return Factors([weights_of_block(weights, block, least)[None]] if weights else ())
-    of_blocks, least, squared = by_block or BlockWeights(np.ones(1, weights[0].dtype), least)
-    if len(of_blocks) * prod(block) <= PRODUCTS:
+    of_blocks, least, squared = by_block or BlockWeights(np.ones((), weights[0].dtype)[None], least)
+    if by_block and weights and len(of_blocks) * prod(block) <= PRODUCTS:
         each = of_elements(np, of_blocks, weights, 1 + rank, least)
         return Factors([each * each if squared else each])
-    shapes = [(-1, *(1,) * rank), (1, *block)]
+    axes = [(ALL, *(None,) * rank), (None, ...)]
     if len(weights) == rank:
-        shapes[1:] = [(*(1,) * (1 + axis), taps, *(1,) * (rank - 1 - axis)) for axis, taps in enumerate(block)]
+        axes[1:] = [(*(None,) * (1 + axis), ALL, *(None,) * (rank - 1 - axis)) for axis in range(rank)]
     arrays = [at_least(np, each, least) for each in (of_blocks, *weights)]
     least *= prod(map(smallest, arrays)) < 2 * least  # else no product is that small
-    return Factors([each.reshape(shape) for each, shape in zip(arrays, shapes, strict=False)], least, squared)
+    return Factors([each[index] for each, index in zip(arrays, axes, strict=False)], least, squared)
 
 
 def _of_elements(factors: Factors, blocks: Array) -> Factors:
     """View factors of blocks in their shape (count, *lead, *block_shape)."""
     if not factors.arrays:
         return factors
-    return factors._replace(arrays=[_over_planes(each, blocks.shape) for each in factors.arrays])
+    return Factors([_over_planes(each, blocks.shape) for each in factors.arrays], factors.least, factors.squared)
 
 
 def _over_planes(weights: Array, shape: Size) -> Array:
-    """View contiguous weights (count, *block) in a shape (count, *lead, *block); `broadcast_to` takes longer."""
-    first, *steps = [step if extent > 1 else 0 for step, extent in zip(weights.strides, weights.shape, strict=True)]
+    """View weights (count, *block) in a shape (count, *lead, *block), where their new axes have zero strides.
+
+    `broadcast_to` takes longer.
+    """
+    first, *steps = weights.strides
     return np.ndarray(shape, weights.dtype, weights, 0, (first, *(0,) * (len(shape) - weights.ndim), *steps))
 
 
