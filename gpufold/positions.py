@@ -31,6 +31,7 @@ from gpufold.arrays import (
 from gpufold.blocks import array_to_blocks
 from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import compute, prepare, run
+from gpufold.cpu.tiles import parts_of
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Extents, LastBlock, Sizes, grid_of_blocks
@@ -38,7 +39,7 @@ from gpufold.names import suggests_keywords
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX
 from gpufold.weights import BlockWeights, least_weight, of_elements, weighed
-from gpufold.windows import weights_of_blocks
+from gpufold.windows import rows_of_window, weights_of_blocks
 
 
 @dispatched
@@ -302,18 +303,29 @@ def take_blocks(
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
     if call.fusion.mode in BY_INDEX and 0 not in call.result_shape:
         prepare(call, library, array, out, window, places)
-        block = call.geometry.block_shape
-        weighted = partial(array_to_blocks, window=window)
         check_bytes(call, call.result_shape, array.dtype.itemsize)
         result: Any = new_result(call, library, array, call.result_shape) if out is None else out
-        count = max(1, TAKEN_ELEMENTS // max(1, prod(call.result_shape[1:]))) if library is np else len(places)
         with device_of(library, array), outside.in_memory_of("take_blocks", library):
-            for start in range(0, len(places), max(1, count)):
-                part = slice(start, start + count)
-                taken: Any = outside.taken(library, library.arange, weighted, array, places[part], block, mode)
-                copy_into(library, result[part], taken)
+            _take_by_index(call, library, array, places, window, result)
         return result  # type: ignore[no-any-return]
     return compute(call, array, out, window, places)
+
+
+def _take_by_index(call: Call, library: ModuleType, array: Any, places: Any, window: Any, result: Any) -> None:
+    """Extract blocks in a mode without a kernel; on a CPU some of their planes and rows at a time."""
+    geometry: Any = call.geometry
+    mode, (length, *row) = call.fusion.mode, geometry.block_shape
+    periods = [outside.period_of(extent, mode) for extent in geometry.size]
+    cut = (*result.shape[: 1 + len(geometry.lead)], length)
+    for part, *lead, rows in parts_of(cut, max(1, TAKEN_ELEMENTS // prod(row)) if library is np else prod(cut)):
+        some, first = window, places[part]
+        if rows.stop - rows.start < length:
+            some = rows_of_window(window, rows)
+            first = first % periods + [rows.start, *(0 for _ in row)]  # of a period, so that sums do not overflow
+        block = (rows.stop - rows.start, *row)
+        weighted = partial(array_to_blocks, window=some)
+        taken: Any = outside.taken(library, library.arange, weighted, array[(*lead, ...)], first, block, mode)
+        copy_into(library, result[(part, *lead, rows)], taken)
 
 
 @dispatched

@@ -188,3 +188,10 @@ def first_weights(window: Any, tile: Size) -> Any:
     if is_separable(window):
         return tuple(weights[:side] for weights, side in zip(window, tile, strict=True))
     return window[tuple(map(slice, tile))]
+
+
+def rows_of_window(window: Any, rows: slice) -> Any:
+    """Return some rows of a window: its elements along the first axis of a block."""
+    if is_separable(window):
+        return (window[0][rows], *window[1:])
+    return None if window is None else window[rows]

@@ -14,7 +14,7 @@ import pytest
 from processes import python
 
 from gpufold import elements, keeping, threads
-from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
+from gpufold.cpu import arithmetic, cells, folding, fused, indexed, runs, tiles
 from gpufold.cpu import positions as on_positions
 
 
@@ -113,6 +113,7 @@ def way(request, monkeypatch):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "last" in request.param:
+        monkeypatch.setattr(fused, "MANY_WEIGHTS", 1)
         run = threads.Ways.run
         monkeypatch.setattr(threads.Ways, "run", lambda ways, *call: run(threads.Ways(ways.all[-1]), *call))
     if "tiled" in request.param:
@@ -122,8 +123,9 @@ def way(request, monkeypatch):
         for name, small in {"TILE_ELEMENTS": 12, "CACHE_BYTES": 1, "KEPT_BYTES": 1, "LINE_BYTES": 8}.items():
             monkeypatch.setattr(tiles, name, small)
         monkeypatch.setattr(tiles, "PADDED_BYTES", 1 << 10)
-        for name, small in {"AT_ONCE": 3, "COORDINATES": 3, "MANY_WEIGHTS": 1, "PRODUCTS": 4}.items():
+        for name, small in {"AT_ONCE": 3, "COORDINATES": 3, "PRODUCTS": 4}.items():
             monkeypatch.setattr(on_positions, name, small)
+        monkeypatch.setattr("gpufold.positions.TAKEN_ELEMENTS", 5)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 90)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
         monkeypatch.setattr(arithmetic, "MANY_ELEMENTS", 1)

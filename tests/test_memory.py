@@ -199,6 +199,8 @@ def stitcher_of(size, tile, reduction):
     return stitcher
 
 
+WINDOW = (np.ones(1999, "f4"),) * 2
+
 FOUND = {
     "strides beyond a tile": lambda: partial(
         gpufold.blocks_to_array, ones((2, 2, 2, 192, 192, 192)), (288,) * 3, 192, strides=96, reduction="mean"
@@ -232,6 +234,17 @@ FOUND = {
         )
         for reduction in REDUCTIONS
     },
+    **{
+        f"a large window: {reduction}": lambda reduction=reduction: partial(
+            gpufold.blocks_to_array, ones((2, 1, 1999, 1999)), (2498, 1999), 1999, strides=499, window=WINDOW,
+            reduction=reduction,
+        )
+        for reduction in REDUCTIONS
+    },
+    "a large window: array_to_blocks": lambda: partial(
+        gpufold.array_to_blocks, ones((2498, 1999)), 1999, strides=499, window=WINDOW
+    ),
+    "a large window: take_blocks": lambda: partial(gpufold.take_blocks, ones((9, 9)), [(1, -3)], 1999, window=WINDOW),
 }  # fmt: skip
 """Calls that needed 9 to 400 MB beside their arguments and result."""
 

@@ -29,7 +29,8 @@ def fold_call(call: Call, data: Array, result: Array, weights: Weights = None) -
 def unfold_call(call: Call, data: Array, result: Array, weights: Weights = None) -> None:
     """Extract the blocks of `data` into `result`; taps outside are zero. Every element of `result` is written."""
     columns, image, axes = _split(call, result, data)
-    unfold(image, columns, axes, fused_arithmetic(call.fusion, weights, columns, axes).weights)
+    fused = fused_arithmetic(call.fusion, weights, columns, axes)
+    unfold(image, columns, axes, fused.factors or fused.weights)
 
 
 def _split(call: Call, blocks: Array, array: Array) -> tuple[Array, Array, Axes]:

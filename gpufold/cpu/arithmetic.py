@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gpufold.cores import cache_bytes
 from gpufold.elements import is_narrow, narrowed, shifted_back, widened
+from gpufold.geometry import Size
 from gpufold.weights import times
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -60,6 +61,14 @@ class Factors(NamedTuple):
         product = reduce(partial(times, np, least=self.least), arrays)
         return product * product if self.squared else product
 
+    def part(self, index: Index) -> Factors:
+        """Return the factors of some elements."""
+        return Factors([each[index] for each in self.arrays], self.least, self.squared)
+
+    def over(self, shape: Size) -> Factors:
+        """Return the factors in another shape, repeated by zero strides."""
+        return self._replace(arrays=[np.broadcast_to(each, shape) for each in self.arrays])
+
 
 def add_pairs(total: Array, terms: Array, factors: Factors, pairs: Iterable[tuple[Index, Index]]) -> None:
     """Add weighted terms into parts of a total, in the given order; arrays of factors have the shape of the terms."""
@@ -78,6 +87,16 @@ def add_pairs(total: Array, terms: Array, factors: Factors, pairs: Iterable[tupl
                 products = scratch[: few.size].reshape(few.shape, copy=False)
                 multiply(few, factors.product(weights), products)
             np.add(part, products if weights else widened(few), part)
+
+
+AnyWeights: TypeAlias = Array | Factors | None
+
+
+def part_of(weights: AnyWeights, index: Index) -> Array | Factors | None:
+    """Return the weights of some elements."""
+    if weights is None:
+        return None
+    return weights.part(index) if isinstance(weights, Factors) else weights[index]
 
 
 def runs_of(*arrays: Array, most: int = PRODUCTS) -> Iterator[tuple[Array, ...]]:
@@ -137,8 +156,12 @@ def copy_rows(elements: Array, copy: Array) -> None:
     copy[...] = elements
 
 
-def multiply(elements: Array, weights: Array | None, products: Array) -> None:
+def multiply(elements: Array, weights: AnyWeights, products: Array) -> None:
     """Multiply by real weights, component by component, rounded once to the products' dtype; without weights copy."""
+    if isinstance(weights, Factors):
+        for some, into, *each in runs_of(elements, products, *weights.arrays):
+            multiply(some, weights.product(each), into)
+        return
     if is_narrow(elements, products):
         factors = [] if weights is None else [np.broadcast_to(weights, products.shape)]
         for some, into, *each in runs_of(elements, products, *factors):

@@ -13,10 +13,22 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, round_into, shorten_buffers, spread
+from gpufold.cpu.arithmetic import (
+    ALL,
+    AnyWeights,
+    Array,
+    Factors,
+    Index,
+    copy_rows,
+    multiply,
+    round_into,
+    shorten_buffers,
+    spread,
+)
 from gpufold.cpu.cells import SUMMED_MOVES, adds_rows, fold_cells, taps_are_closest, unfold_cells, ways_to_move
 from gpufold.cpu.fused import FusedArithmetic, average
 from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
+from gpufold.cpu.large import fold_blocks, unfold_blocks
 from gpufold.cpu.runs import LEAST_BLOCKS, ways_to_run
 from gpufold.cpu.tiles import LINE_BYTES, lines_of, parts_of
 from gpufold.elements import can_shift, is_narrow, shifted, sum_dtype, widened
@@ -25,7 +37,7 @@ from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, outside_of, pla
 from gpufold.keeping import kept
 from gpufold.threads import Ways, for_each, is_short
 
-Algorithm: TypeAlias = Callable[[Array, Array, Axes, Array | None], None]
+Algorithm: TypeAlias = Callable[[Array, Array, Axes, Any], None]
 """An algorithm: adds weighted split columns into a tile of an image, every element of which it writes."""
 
 WIDENED = 5 << 17
@@ -45,8 +57,9 @@ tile's columns, to which every tap writes."""
 
 def _kind_of_call(source: Array, result: Array, axes: Axes, how: Any) -> tuple[Any, ...]:
     """Return what the fastest way depends on: the axes, the arrays' memory layouts, and the arithmetic."""
-    fused = isinstance(how, FusedArithmetic)
-    computed = (how.move, how.accumulate, how.reduction, how.weights is None) if fused else how is None
+    computed: Any = how is None, isinstance(how, Factors)
+    if isinstance(how, FusedArithmetic):
+        computed = how.move, how.accumulate, how.reduction, how.weights is None, how.factors is None
     return axes, source.dtype, source.shape, source.strides, result.dtype, result.shape, result.strides, computed
 
 
@@ -57,6 +70,8 @@ def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmeti
     Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
     cells, which cut a block's rows at multiples of the stride. Few elements are added by index.
     """
+    if fused.factors is not None:
+        return Ways((tiles.TILE_ELEMENTS // 4, fold_blocks))
     moved = fused.move or plan_of(axes).apart
     if not moved and (columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes)):
         pixels = min(tiles.TILE_ELEMENTS, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image))
@@ -100,7 +115,7 @@ def fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmetic) -> No
 def _fold_tile(columns: Array, image: Array, axes: Axes, algorithm: Algorithm, fused: FusedArithmetic) -> None:
     if fused.move:
         return algorithm(columns, image, axes, None)
-    accumulator, weights = sum_dtype(image.dtype), spread(fused.weights, columns)
+    accumulator, weights = sum_dtype(image.dtype), fused.factors or spread(fused.weights, columns)
     narrow, moves = accumulator != image.dtype, algorithm in SUMMED_MOVES
     if narrow and moves and weights is None and not fused.accumulate and columns.dtype == image.dtype:
         bits = np.dtype(f"u{image.itemsize}")
@@ -123,7 +138,7 @@ def _fold_tile(columns: Array, image: Array, axes: Axes, algorithm: Algorithm, f
         round_into(image, total, shifts)
 
 
-def unfold(image: Array, columns: Array, axes: Axes, weights: Array | None = None) -> None:
+def unfold(image: Array, columns: Array, axes: Axes, weights: AnyWeights = None) -> None:
     """Extract weighted split columns (N, C, *kernel, *blocks) of an image (N, C, *size), both in any memory layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if weights is not None:
@@ -135,19 +150,21 @@ def unfold(image: Array, columns: Array, axes: Axes, weights: Array | None = Non
         _ways_to_unfold(image, columns, axes, weights).run(max(columns.nbytes, image.nbytes), on)
 
 
-_UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, Axes, Array | None, int, int], None]
+_UnfoldAlgorithm: TypeAlias = Callable[[Array, Array, Axes, Any, int, int], None]
 """An algorithm: takes weighted split columns out of an image, with a number of threads and a limit of its parts."""
 
 
 @partial(kept, by=_kind_of_call)
-def _ways_to_unfold(image: Array, columns: Array, axes: Axes, weights: Array | None) -> Ways:
+def _ways_to_unfold(image: Array, columns: Array, axes: Axes, weights: AnyWeights) -> Ways:
     return Ways(*(_unfold_algorithms(image, columns, axes, weights) or [(unfold_indexed, 0)]))
 
 
 def _unfold_algorithms(
-    image: Array, columns: Array, axes: Axes, weights: Array | None
+    image: Array, columns: Array, axes: Axes, weights: AnyWeights
 ) -> list[tuple[_UnfoldAlgorithm, int]]:
     """Return the algorithms for columns, each with its limit, the likely fastest first; none for few elements."""
+    if isinstance(weights, Factors):
+        return [(_unfold_large, 0)]
     few, outside = are_few(max(columns.size, image.size), axes), bool(_taps_outside(axes))
     closest, pixels = taps_are_closest(columns.strides, axes), 2 * tiles.TILE_ELEMENTS
     if closest:
@@ -182,6 +199,13 @@ def _unfold_tiles(image: Array, columns: Array, axes: Axes, weights: Array | Non
         columns[index] = np.zeros((), columns.dtype)
     if image.size:
         tiles.on_tiles(threads, limit, unfold_cells, columns, image, axes, weights)
+
+
+def _unfold_large(image: Array, columns: Array, axes: Axes, weights: Factors, threads: int, limit: int) -> None:
+    """Copy large blocks one after another."""
+    for index in _taps_outside(axes):
+        columns[index] = np.zeros((), columns.dtype)
+    for_each(multiply, unfold_blocks(image, columns, axes, weights), threads)
 
 
 def _unfold_padded(image: Array, columns: Array, axes: Axes, weights: Array | None, threads: int, most: int) -> None:

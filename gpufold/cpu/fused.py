@@ -11,17 +11,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpufold.calls import PLAIN, Call, FusedOps
-from gpufold.cpu.arithmetic import ALL, Array, Index, divide, shorten_buffers
+from gpufold.cpu.arithmetic import ALL, Array, Factors, Index, divide, shorten_buffers
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.indexed import are_few, fold_indexed
+from gpufold.cpu.large import fold_blocks
 from gpufold.cpu.tiles import TILE_ELEMENTS, parts_of
 from gpufold.elements import ELEMENT_TYPES, is_string
 from gpufold.geometry import Axes, Axis, Size
 from gpufold.keeping import kept
-from gpufold.weights import counted, product_of
+from gpufold.weights import at_least, counted, least_weight, product_of, smallest
 
 SMALL_BYTES = 1 << 17
 """Most bytes of a window, and of the divisors of a plane, that are kept for further calls."""
+
+MANY_WEIGHTS = 1 << 20
+"""Elements of a block above which the weights of its axes are multiplied some at a time."""
 
 Weights: TypeAlias = tuple[Array, ...] | None
 """The weights of a window, as `gpufold.windows.as_weights` returns them."""
@@ -35,6 +39,8 @@ class FusedArithmetic:
     """Whether elements are stored, not added, because no two share a pixel."""
     weights: Array | None = None
     """Weights of the taps of a block."""
+    factors: Factors | None = None
+    """Factors of the weights of a large block, in place of `weights`."""
     by_axis: tuple[Array, ...] | None = None
     """Weights of each axis of a separable window; a mean divides by the products of their sums."""
     reduction: str = "sum"
@@ -50,34 +56,55 @@ def fused_arithmetic(fusion: FusedOps, window: Weights, columns: Array, axes: Ax
     """Return the arithmetic of a call, with weights in the shape of a block of split columns; strings move."""
     if fusion is PLAIN or fusion == PLAIN:
         return MOVE if is_string(columns.dtype) else SUM
-    weights, by_axis = None, None
+    weights, factors, by_axis, least = None, None, None, 0.0
     if window is not None:
-        kernel, kind = tuple(axis.kernel for axis in axes), fusion.window
-        if fusion.reduction != "sum":
+        if fusion.reduction == "mean":
             with np.errstate(all="ignore"):  # as in sums
                 window = counted(np, window, fusion.reduction)
-            kind = kind if fusion.reduction == "mean" else "full"
-        if kind == "separable":
+        elif fusion.reduction == "least_squares":
+            least = least_weight(window[0].itemsize, fusion.reduction)
+        if fusion.window == "separable":
             ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
-            by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
-        weights = weights_of_block(window, kernel)
-    return FusedArithmetic(False, weights, by_axis, fusion.reduction, fusion.accumulate)
+            window = (*(ones,) * (len(axes) - len(window)), *window)
+            by_axis = window if fusion.reduction == "mean" else None
+        kernel, apart = tuple(axis.kernel for axis in axes), all(axis.dilation for axis in axes)
+        factors = weights_of_block(window, kernel, least, apart)
+        if len(factors.arrays) == 1:
+            (weights,), factors = factors.arrays, None
+    return FusedArithmetic(False, weights, factors, by_axis, fusion.reduction, fusion.accumulate)
 
 
-def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
-    """Return the weight of every tap of a block: the `product_of` its axes if the window is separable."""
+def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float = 0.0, apart: bool = True) -> Factors:
+    """Return the weights of the taps of a block: one array, or, if `apart`, one for each axis of a large block."""
     if len(window) == 1 and not least:
-        return window[0].reshape(block_shape)
+        return Factors([window[0].reshape(block_shape)])
     with np.errstate(all="ignore"):  # as in sums
+        if apart and len(window) > 1 and prod(block_shape) > MANY_WEIGHTS:
+            return factored(along_axes(window, block_shape, least), least)
         weights: Array = product_of(np, window, least)
-    return weights.reshape(block_shape)
+    return Factors([weights.reshape(block_shape)])
+
+
+def along_axes(window: tuple[Array, ...], block_shape: Size, least: float) -> list[Array]:
+    """View the raised weights of a window in the shape of a block, with new axes where they are the same."""
+    raised, rank = [at_least(np, weights, least) for weights in window], len(block_shape)
+    if len(raised) < rank:
+        return [weights.reshape(block_shape) for weights in raised]
+    return [weights[(*(None,) * axis, ALL, *(None,) * (rank - 1 - axis))] for axis, weights in enumerate(raised)]
+
+
+def factored(arrays: list[Array], least: float, squared: bool = False) -> Factors:
+    """Return raised factors; their products are compared with the least magnitude only if one may be below it."""
+    return Factors(arrays, least * (prod(map(smallest, arrays)) < 2 * least), squared)
 
 
 def average(total: Array, axes: Axes, fused: FusedArithmetic) -> None:
     """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
     known = fused.divisors
     if known is None or known[0] != axes:
-        if fused.weights is None:
+        if fused.factors is not None:
+            divisors = _divisors(axes, fused)
+        elif fused.weights is None:
             divisors = _counted(axes, ELEMENT_TYPES[total.dtype.name].weight)
         else:
             size = max(fused.weights.nbytes, fused.weights.itemsize * prod(axis.size for axis in axes))
@@ -176,6 +203,12 @@ def _sums_of_weights(axes: Axes, fused: FusedArithmetic) -> Array:
             # a pixel that no tap reaches along one axis is uncovered, whatever the other axes sum to
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
         return divisor
+    if fused.factors is not None:
+        ones: Array = np.ones((), fused.factors.arrays[0].dtype)
+        columns = np.broadcast_to(ones, (1, 1, *(axis.kernel for axis in axes), *(axis.blocks for axis in axes)))
+        plane: Array = np.empty([axis.size for axis in axes], ones.dtype)
+        fold_blocks(columns, plane[None, None], axes, fused.factors._replace(squared=True))
+        return plane
     assert fused.weights is not None
     weights = fused.weights
     return _folded(weights * weights if fused.reduction == "least_squares" else weights, axes)

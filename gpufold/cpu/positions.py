@@ -17,23 +17,25 @@ from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
     ALL,
     PRODUCTS,
+    AnyWeights,
     Array,
     Factors,
     Index,
     add_pairs,
     dtype_of_row,
     multiply,
+    part_of,
     round_into,
     shorten_buffers,
 )
-from gpufold.cpu.fused import Weights, weights_of_block
+from gpufold.cpu.fused import Weights, along_axes, factored, weights_of_block
 from gpufold.cpu.tiles import parts_of
 from gpufold.elements import sum_dtype
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.geometry.integers import MOST_AXES
 from gpufold.keeping import kept
 from gpufold.threads import Ways, for_each, get_num_threads
-from gpufold.weights import BlockWeights, at_least, least_weight, of_elements, smallest
+from gpufold.weights import BlockWeights, at_least, least_weight, of_elements
 
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that can be indexed in the time of starting an array operation, and a row of it; no larger block is added by
@@ -62,9 +64,6 @@ contiguous copy of the array is worthwhile."""
 
 BLOCK_BYTES, ELEMENT_BYTES = 1 << 16, 1 << 6
 """Bytes that are copied in the time of extracting a block beyond the border alone, and an element by index."""
-
-MANY_WEIGHTS = 1 << 20
-"""Elements of a block above which the weights of its axes are multiplied some at a time."""
 
 COORDINATES, COORDINATE_BYTES = 1 << 16, 20
 """Coordinates of blocks that are extracted from one copy of an array, and bytes that each needs beside it."""
@@ -123,19 +122,15 @@ def _factors(window: Weights, by_block: BlockWeights | None, block: Size, weight
     Axes along which they are the same are new axes. There is one array if it is small, or the window's alone.
     """
     least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
-    weights, rank = window or (), len(block)
-    if by_block is None and (len(weights) != rank or prod(block) <= MANY_WEIGHTS):
-        return Factors([weights_of_block(weights, block, least)[None]] if weights else ())
-    of_blocks, least, squared = by_block or BlockWeights(np.ones((), weights[0].dtype)[None], least)
-    if by_block and weights and len(of_blocks) * prod(block) <= PRODUCTS:
-        each = of_elements(np, of_blocks, weights, 1 + rank, least)
+    if by_block is None:
+        return Factors() if window is None else weights_of_block(window, block, least).part((None,))
+    of_blocks, least, squared = by_block
+    if window and len(of_blocks) * prod(block) <= PRODUCTS:
+        each = of_elements(np, of_blocks, window, 1 + len(block), least)
         return Factors([each * each if squared else each])
-    axes = [(ALL, *(None,) * rank), (None, ...)]
-    if len(weights) == rank:
-        axes[1:] = [(*(None,) * (1 + axis), ALL, *(None,) * (rank - 1 - axis)) for axis in range(rank)]
-    arrays = [at_least(np, each, least) for each in (of_blocks, *weights)]
-    least *= prod(map(smallest, arrays)) < 2 * least  # else no product is that small
-    return Factors([each[index] for each, index in zip(arrays, axes, strict=False)], least, squared)
+    arrays = [at_least(np, of_blocks, least)[(ALL, *(None,) * len(block))]]
+    arrays += [each[None] for each in along_axes(window or (), block, least)]
+    return factored(arrays, least, squared)
 
 
 def _of_elements(factors: Factors, blocks: Array) -> Factors:
@@ -293,7 +288,10 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     if not array.size:
         blocks[...] = np.zeros((), blocks.dtype)
         return
-    weights = None if window is None else weights_of_block(window, geometry.block_shape)
+    weights: AnyWeights = None
+    if window is not None:
+        factors = weights_of_block(window, geometry.block_shape)
+        weights = factors.arrays[0] if len(factors.arrays) == 1 else factors.over(blocks.shape[1:])
     at_once = max(1, COORDINATES // positions.shape[1])
     for start in range(0, len(blocks), at_once):
         some, first = blocks[start : start + at_once], positions[start : start + at_once]
@@ -306,14 +304,15 @@ _Share: TypeAlias = tuple[Callable[[Any], None], Any, int]
 
 
 def _take(
-    array: Array, blocks: Array, weights: Array | None, positions: Array, nearest: bool, kind: tuple[Any, ...]
+    array: Array, blocks: Array, weights: AnyWeights, positions: Array, nearest: bool, kind: tuple[Any, ...]
 ) -> None:
     """Extract weighted blocks; beyond the array is zero, or its nearest element. Calls of a `kind` share their ways."""
     rank, first = positions.shape[1], blocks[0]
     side, size = first.shape[-rank:], first.nbytes
     alone = partial(_take_one_by_one, array, blocks, positions, weights, nearest)
     ways: list[list[_Share]] = [[(alone, np.arange(len(blocks)), LISTED)]]
-    if not array.dtype.hasobject and len(blocks) >= (MANY_BLOCKS if size <= SMALL_BLOCK else MANY_LARGE):
+    many = len(blocks) >= (MANY_BLOCKS if size <= SMALL_BLOCK else MANY_LARGE)
+    if many and not array.dtype.hasobject and not isinstance(weights, Factors):
         room = np.subtract(array.shape[-rank:], side)
         places = [along.clip(0, most) for along, most in zip(positions.T, room, strict=True)]
         outside = reduce(np.logical_or, map(np.not_equal, positions.T, places))
@@ -410,7 +409,7 @@ def _windows(array: Array, blocks: Array, room: Array, copied: bool, at_once: in
 
 
 def _take_one_by_one(
-    array: Array, blocks: Array, positions: Array, weights: Array | None, nearest: bool, numbers: Array
+    array: Array, blocks: Array, positions: Array, weights: AnyWeights, nearest: bool, numbers: Array
 ) -> None:
     """Extract numbered blocks, each by its own array operation; outside the array is zero, or its nearest element."""
     rank, zero, known = positions.shape[1], np.zeros((), blocks.dtype), numbers.tolist()
@@ -422,7 +421,7 @@ def _take_one_by_one(
         block = blocks[number]
         if not nearest and len(met) > 1 and block.nbytes <= BLOCK_BYTES:
             block[...] = zero
-        multiply(array[pixels], None if nearest or weights is None else weights[met], block[met])
+        multiply(array[pixels], None if nearest else part_of(weights, met), block[met])
         if nearest or block.nbytes > BLOCK_BYTES:
             _fill_around(block, met[1:], nearest)
         if nearest and weights is not None:
