@@ -112,6 +112,7 @@ def way(request, monkeypatch):
         for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda strides, axes: True)
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
+        monkeypatch.setattr(folding, "LARGE_BLOCK", 1)
     if "last" in request.param:
         monkeypatch.setattr(fused, "MANY_WEIGHTS", 1)
         run = threads.Ways.run

@@ -55,6 +55,10 @@ FEW_TAPS, WRITTEN_BYTES = 3, 1 << 22
 tile's columns, to which every tap writes."""
 
 
+LARGE_RANK, LARGE_BLOCK = 3, 1 << 12
+"""Least axes and elements of blocks that may be faster added one by one than by cells, which have shorter rows."""
+
+
 def _kind_of_call(source: Array, result: Array, axes: Axes, how: Any) -> tuple[Any, ...]:
     """Return what the fastest way depends on: the axes, the arrays' memory layouts, and the arithmetic."""
     computed: Any = how is None, isinstance(how, Factors)
@@ -68,7 +72,7 @@ def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmeti
     """Return candidate algorithms, each with the most pixels of a tile.
 
     Runs go along the blocks. If taps lie closer together, short rows of taps are copied for runs; others are added by
-    cells, which cut a block's rows at multiples of the stride. Few elements are added by index.
+    cells, which cut a block's rows at multiples of the stride, or block after block. Few elements are added by index.
     """
     if fused.factors is not None:
         return Ways((tiles.TILE_ELEMENTS // 4, fold_blocks))
@@ -94,7 +98,9 @@ def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmeti
     if adds_rows(columns, axes) and plan_of(axes, True).turned[-1]:
         return Ways(by_cells)
     long_cells = closest and min(axes[-1].kernel, axes[-1].stride) >= LONG_STRIDE
-    return Ways(by_cells, *by_runs) if long_cells else Ways(*by_runs, by_cells)
+    large = closest and len(axes) >= LARGE_RANK and prod(axis.kernel for axis in axes) >= LARGE_BLOCK
+    by_blocks = [(most, fold_blocks)] if large and all(axis.dilation for axis in axes) else []
+    return Ways(*by_blocks, by_cells, *by_runs) if long_cells else Ways(*by_blocks, *by_runs, by_cells)
 
 
 def fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmetic) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,7 +97,8 @@ def along_axes(window: tuple[Array, ...], block_shape: Size, least: float) -> li
 
 def factored(arrays: list[Array], least: float, squared: bool = False) -> Factors:
     """Return raised factors; their products are compared with the least magnitude only if one may be below it."""
-    return Factors(arrays, least * (prod(map(smallest, arrays)) < 2 * least), squared)
+    smallest_products = accumulate(map(smallest, arrays), mul)
+    return Factors(arrays, least * (min(smallest_products) < 2 * least), squared)
 
 
 def average(total: Array, axes: Axes, fused: FusedArithmetic) -> None:

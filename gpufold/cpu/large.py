@@ -1,4 +1,4 @@
-"""Add or extract large blocks one after another, multiplied by weights that are never stored all at once."""
+"""Add or extract large blocks one after another; many weights are multiplied where they are needed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from gpufold.cpu.arithmetic import ALL, Array, Factors, Index, add_pairs
 from gpufold.geometry import Axes, Axis
 
 
-def fold_blocks(columns: Array, image: Array, axes: Axes, weights: Factors) -> None:
+def fold_blocks(columns: Array, image: Array, axes: Axes, weights: Factors | Array | None) -> None:
     """Add split columns into an image, every element of which is written."""
+    if isinstance(weights, Factors):
+        factors = _spread(weights, columns)
+    else:
+        factors = Factors() if weights is None else Factors([weights])
     image[...] = np.zeros((), image.dtype)
-    add_pairs(image, columns, _spread(weights, columns), _blocks_of(axes))
+    add_pairs(image, columns, factors, _blocks_of(axes))
 
 
 def unfold_blocks(image: Array, columns: Array, axes: Axes, weights: Factors) -> Iterator[tuple[Array, Factors, Array]]:

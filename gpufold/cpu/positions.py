@@ -105,7 +105,7 @@ def add_blocks(
         added = [(blocks, array, factors)]
         if weight_out is not None:
             terms, shape = np.ones((), weight_out.dtype), (geometry.count, *geometry.block_shape)
-            if len(factors.arrays) == 1 and not factors.squared and factors.arrays[0].dtype == terms.dtype:
+            if len(factors.arrays) == 1 and factors.arrays[0].dtype == terms.dtype:
                 (terms,), factors = factors.arrays, Factors()
             added.append((_over_planes(terms[(None,) * (len(shape) - terms.ndim)], shape), weight_out, factors))
         shorten_buffers(blocks)
