@@ -195,6 +195,18 @@ def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str
         )
 
 
+def check_no_temporaries(operation: str, library: ModuleType, argument: str) -> None:
+    """Raise if an argument needs temporary arrays while the current stream is captured into a CUDA graph.
+
+    Each launch of the graph would write to them, in memory that belongs to other arrays by then.
+    """
+    if library is not np and library.cuda.get_current_stream().is_capturing():
+        raise ValueError(
+            f"{operation}: {argument} needs temporary arrays, which would not outlive the call, and cannot be used "
+            "while a CUDA graph is captured"
+        )
+
+
 def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "array") -> Any:
     """Return positions as int64 that kernels can read, on the device of `array`; GPU positions are not read by the CPU.
 

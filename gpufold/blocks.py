@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, check_bytes, device_of, extended_call, library_of
+from gpufold.arrays import (
+    Array,
+    ArrayT,
+    Floats,
+    Integers,
+    Window,
+    check_bytes,
+    check_no_temporaries,
+    device_of,
+    extended_call,
+    library_of,
+)
 from gpufold.calls import Average, Mode, Reduction, Variant
 from gpufold.compute import compute
 from gpufold.coverage import filled
@@ -85,6 +96,7 @@ def array_to_blocks(
         call, margins = extended_call(call, array.dtype.itemsize)
         library = library_of("array_to_blocks", "array", array)
         with device_of(library, array), in_memory_of("array_to_blocks", library):
+            check_no_temporaries("array_to_blocks", library, f"mode {mode!r}")
             array = extended(library, library.arange, array, margins, mode)
     return compute(call, array, out, window)
 

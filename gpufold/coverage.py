@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, over_the_end
+from gpufold.given import device_of_cupy
 
 
 def check_covered(operation: str, geometry: Any, reduction: str) -> None:
@@ -54,5 +55,6 @@ def put(result: Any, where: Any, fill_value: complex) -> Any:
             return result.at[where].set(number.astype(result.dtype))
         name = str(result.dtype).removeprefix("torch.")
         number = number.astype("float32" if name == "bfloat16" else name)
-    result[where] = result.new_tensor(number) if hasattr(result, "new_tensor") else number.item()
+    with device_of_cupy(result):
+        result[where] = result.new_tensor(number) if hasattr(result, "new_tensor") else number.item()
     return result

@@ -201,7 +201,8 @@ def _measure(call: Call, asked: Any, data: Any, arguments: tuple[Any, ...], opti
         )
     first = next(iter(given.arguments))
     for name in (first, *names, "window", "weight_out"):
-        if (array := given.arguments.get(name)) is not None:
+        array = given.arguments.get(name)
+        if array is not None and (name != "positions" or hasattr(array, "dtype")):  # a sequence is converted later
             given.arguments[name] = array = _on_gpu(array)
             if adds and name == first and not _is_in_place(asked):
                 given.arguments[name] = cupy.zeros(array.shape, array.dtype)
@@ -211,24 +212,30 @@ def _measure(call: Call, asked: Any, data: Any, arguments: tuple[Any, ...], opti
         function(*given.args, **given.kwargs)
 
 
-def _is_in_place(asked: Any) -> bool:
+def _is_in_place(operation: object) -> bool:
     """Return whether an operation, or its function, is `add_blocks_`, which adds to strided arrays themselves."""
-    return bool(getattr(asked, "__name__", asked) == "add_blocks_")
+    name = getattr(operation, "__name__", operation)
+    return isinstance(name, str) and name == "add_blocks_"
 
 
 def _zeros_like(array: Any) -> Any:
-    """Return zeros in the memory layout of a CuPy array."""
+    """Return zeros on the GPU in the memory layout of an array."""
     cupy = sys.modules["cupy"]
     begin, end = bounds_of(array.shape, array.strides, array.itemsize)
     memory = cupy.zeros(end - begin, np.uint8).data + -begin
-    return cupy.ndarray(array.shape, array.dtype, memory, array.strides)
+    return cupy.ndarray(array.shape, native(array.dtype), memory, array.strides)
 
 
 def _on_gpu(array: Any) -> Any:
-    """Return a CuPy array itself, a copy of a NumPy array, zeros for (shape, dtype), or a list of a window's arrays."""
+    """Return a CuPy array itself, a copy of a NumPy array, zeros for (shape, dtype), or a list of a window's arrays.
+
+    A copy has the same strides, on which the kernels to measure depend.
+    """
     cupy = sys.modules["cupy"]
     if isinstance(array, np.ndarray):
-        return cupy.asarray(array)
+        copy = _zeros_like(array)
+        copy[...] = cupy.asarray(array)
+        return copy
     if not isinstance(array, tuple | list):
         return array
     if _is_description(array):
@@ -239,6 +246,13 @@ def _on_gpu(array: Any) -> Any:
 def _is_description(array: Any) -> bool:
     """Return whether a tuple is (shape, dtype), not a sequence of arrays, positions or weights."""
     return type(array) is tuple and len(array) == 2 and isinstance(array[1], str | type | np.dtype)
+
+
+NOT_TAKEN = {
+    "out": "kernels are planned for a new, contiguous result",
+    "weights": "blocks are multiplied by them before a kernel adds the products",
+}
+"""Arguments of calls that `explain` and `warmup` do not take, and why."""
 
 
 class LayoutSpec(NamedTuple):
@@ -253,10 +267,11 @@ def _described(
     asked: str, operation: str | Callable[..., Any], data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Call, Operand, Operand, Operand | None]:
     """Check a call on described arrays; return it with its input, output and weight_out as kernels see them."""
-    name = getattr(operation, "__name__", operation)
-    name = word(
-        asked, "operation", "add_blocks" if isinstance(name, str) and name == "add_blocks_" else name, tuple(OPERATIONS)
-    )
+    name = "add_blocks" if _is_in_place(operation) else getattr(operation, "__name__", operation)
+    name = word(asked, "operation", name, tuple(OPERATIONS))
+    for each, why in NOT_TAKEN.items():
+        if each in options:
+            raise TypeError(f"{asked}: leave {each} out: {why}")
     row, first = OPERATIONS[name], _described_array(asked, "data", data)
     try:
         given = signature(row.describe).bind(first, *arguments, **options).arguments

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Number
@@ -51,6 +53,13 @@ def has_own_arithmetic(array: object) -> bool:
     """Return whether an array is of a subclass of NumPy's that computes in its own way, such as with units."""
     kind = type(array)
     return issubclass(kind, np.ndarray) and any(getattr(kind, each) is not getattr(np.ndarray, each) for each in OWN)
+
+
+def device_of_cupy(array: Any) -> AbstractContextManager[Any]:
+    """Return a context manager that makes the device of a CuPy array current; for other arrays it does nothing."""
+    cupy = sys.modules.get("cupy")
+    device: AbstractContextManager[Any] = nullcontext()
+    return array.device if cupy is not None and isinstance(array, cupy.ndarray) else device
 
 
 def check_kind(operation: str, name: str, array: object, kind: type, named: str, convert: str) -> None:

@@ -21,6 +21,7 @@ from gpufold.arrays import (
     check_apart,
     check_bytes,
     check_library,
+    check_no_temporaries,
     copy_into,
     copy_of,
     device_of,
@@ -30,7 +31,7 @@ from gpufold.arrays import (
 )
 from gpufold.blocks import array_to_blocks
 from gpufold.calls import Call, Mode, Variant
-from gpufold.compute import compute, prepare, run
+from gpufold.compute import compute, launcher, prepare, run
 from gpufold.cpu.tiles import parts_of
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
@@ -120,6 +121,8 @@ def add_blocks(
         check_apart("add_blocks", library, "out", out, [("weights", by_block.weights)])
     if out is not None and not is_same(library, out, array):
         check_apart("add_blocks", library, "out", out, [("array", array)])
+        if library is not np and 0 not in (*call.result_shape, *call.data_shape):
+            launcher().check(call, blocks, out)
         copy_into(library, out, array)
     if by_block is None:
         run(call, library, blocks, sums, factors, places)
@@ -184,6 +187,8 @@ def add_blocks_(
                 check_apart("add_blocks", library, name, each, [("weights", by_block.weights)])
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
+        if said == str(error):  # not gpufold's: CuPy's error of too little memory cannot be made from a message
+            raise
         raise type(error)(said) from None
     if by_block is None:
         run(call, library, blocks, array, factors, places, weight_out)
@@ -220,18 +225,22 @@ def add_weighted(call: Call, library: ModuleType, arrays: tuple[Any, ...], windo
         OPERATIONS["add_blocks"].on_cpu(call, blocks, array, window, places, weight_out, by_block)
         return
     geometry: Any = call.geometry
-    sums = array.astype(wide) if (wide := sum_dtype(np.dtype(call.dtype))) != array.dtype else array
-    each = of_elements(library, by_block.weights, window or (), blocks.ndim, by_block.least)
-    each = each * each if by_block.squared else each
-    added = [(weighed(library, blocks.astype(wide), each), sums)]
-    if weight_out is not None:
-        each = each.reshape(len(each), *each.shape[1 + len(geometry.lead) :])
-        added.append((library.broadcast_to(each, (len(each), *geometry.block_shape)), weight_out))
-    options: dict[str, Any] = {"variant": call.variant, "deterministic": call.deterministic}
-    for terms, into in added:
-        run(calls.add_blocks(into, terms, places, **options), library, terms, into, None, places)
-    if sums is not array:
-        array[...] = sums
+    with device_of(library, array):
+        sums = array.astype(wide) if (wide := sum_dtype(np.dtype(call.dtype))) != array.dtype else array
+        each = of_elements(library, by_block.weights, window or (), blocks.ndim, by_block.least)
+        each = each * each if by_block.squared else each
+        added = [(weighed(library, blocks.astype(wide), each), sums)]
+        if weight_out is not None:
+            each = each.reshape(len(each), *each.shape[1 + len(geometry.lead) :])
+            added.append((library.broadcast_to(each, (len(each), *geometry.block_shape)), weight_out))
+        options: dict[str, Any] = {"variant": call.variant, "deterministic": call.deterministic}
+        described = [(calls.add_blocks(into, terms, places, **options), terms, into) for terms, into in added]
+        for each in described:
+            launcher().check(*each)
+        for call, terms, into in described:
+            run(call, library, terms, into, None, places)
+        if sums is not array:
+            array[...] = sums
 
 
 TAKEN_ELEMENTS = 1 << 17
@@ -306,6 +315,7 @@ def take_blocks(
         check_bytes(call, call.result_shape, array.dtype.itemsize)
         result: Any = new_result(call, library, array, call.result_shape) if out is None else out
         with device_of(library, array), outside.in_memory_of("take_blocks", library):
+            check_no_temporaries("take_blocks", library, f"mode {mode!r}")
             _take_by_index(call, library, array, places, window, result)
         return result  # type: ignore[no-any-return]
     return compute(call, array, out, window, places)

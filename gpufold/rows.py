@@ -47,8 +47,9 @@ class Rows:
         self.torn = False
         """Whether a change of the rows was interrupted."""
         self._check_bytes((*lead, 0, *rest))
-        self.sums = backend.zeros((*lead, 0, *rest), self.dtype)
-        self.weight = backend.zeros((0, *rest), ELEMENT_TYPES[self.dtype].weight) if divided else None
+        with backend.device:
+            self.sums = backend.zeros((*lead, 0, *rest), self.dtype)
+            self.weight = backend.zeros((0, *rest), ELEMENT_TYPES[self.dtype].weight) if divided else None
         self.weights: TileWeights | None = None
         """Weights of a whole tile, shared by all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0

@@ -18,7 +18,7 @@ from gpufold.backends import backend_of
 from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
 from gpufold.geometry import LastBlock, Size, Sizes, as_count, as_integers
-from gpufold.given import check_number, shown, type_name, word
+from gpufold.given import check_number, device_of_cupy, shown, type_name, word
 from gpufold.names import speaking_for, suggests_keywords
 from gpufold.outside import BY_INDEX
 from gpufold.positions import grid_positions, take_blocks
@@ -412,5 +412,6 @@ def _written(out: Any, start: int, slab: Any, size: Size) -> Any:
         slab = _on_host(slab)
         if front_of(type(out)).endswith("torch"):
             slab = sys.modules["torch"].from_numpy(slab)
-    out[(..., slice(start, start + slab.shape[-rank]), *(slice(None),) * (rank - 1))] = slab
+    with device_of_cupy(out):
+        out[(..., slice(start, start + slab.shape[-rank]), *(slice(None),) * (rank - 1))] = slab
     return out

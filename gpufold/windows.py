@@ -14,6 +14,7 @@ from gpufold.arrays import (
     check_device,
     check_library,
     check_no_capture,
+    check_no_temporaries,
     check_real,
     device_of,
     is_kernel_ready,
@@ -85,6 +86,7 @@ def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any
     check_block_weights(operation, weights, call.dtype, len(blocks))
     check_device(operation, library, "weights", weights, "blocks", blocks)
     with device_of(library, blocks), np.errstate(all="ignore"):
+        check_no_temporaries(operation, library, "weights")
         return narrowed(library, weights, wanted)
 
 

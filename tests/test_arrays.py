@@ -271,6 +271,19 @@ def test_arrays_of_any_layout_reach_kernels_as_they_can_read_them(layout, name, 
     assert given.tobytes() == before
 
 
+def test_an_error_of_cupys_memory_reaches_the_caller(cupy, monkeypatch):
+    class OutOfMemoryError(MemoryError):
+        def __init__(self, size, total, limit=0):  # as CuPy's
+            super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes).")
+
+    image, tiles = (of_cupy(np.ones(shape, np.float32)) for shape in [(6, 7), (2, 3, 3)])
+    positions = of_cupy(np.zeros((2, 2), np.int32))
+    monkeypatch.setattr(fake_cupy, "OutOfMemoryError", lambda said: OutOfMemoryError(1, 2))
+    monkeypatch.setattr(fake_cupy._default_pool, "_limit", 1)
+    with pytest.raises(OutOfMemoryError, match="Out of memory allocating 1 bytes"):
+        gpufold.add_blocks_(image, tiles, positions)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
     floats, integers = (LAYOUTS[layout](np.ones((3, 4), dtype)) for dtype in (np.float32, np.int64))
@@ -290,6 +303,21 @@ def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
         for name in ("out", "array"):
             with pytest.raises(ValueError, match=f"positions must be a contiguous, .* int64 beside {name} while"):
                 as_positions("add_blocks", cupy, positions, positions, name)
+    stream.end_capture()
+
+
+def test_what_needs_temporary_arrays_is_refused_while_a_graph_is_captured(cupy):
+    image, tiles, weights = (of_cupy(np.ones(shape, np.float32)) for shape in [(6, 7), (2, 3, 3), 2])
+    positions, stream = of_cupy(np.zeros((2, 2), np.int64)), cupy.cuda.Stream()
+    stream.begin_capture()
+    with stream:
+        for what, call in {
+            "weights": partial(gpufold.add_blocks_, image, tiles, positions, weights=weights),
+            "mode 'wrap'": partial(gpufold.take_blocks, image, positions, (3, 3), mode="wrap", out=tiles),
+            "mode 'reflect'": partial(gpufold.array_to_blocks, image, 4, strides=3, last="over", mode="reflect"),
+        }.items():
+            with pytest.raises(ValueError, match=f": {what} needs temporary arrays"):
+                call()
     stream.end_capture()
 
 

@@ -150,6 +150,12 @@ def test_what_is_described_must_fit(error, match, call):
         gpufold.explain(*call)
 
 
+@pytest.mark.parametrize(("name", "why"), [("out", "a new, contiguous result"), ("weights", "before a kernel adds")])
+def test_what_is_not_described_says_why(name, why):
+    with pytest.raises(TypeError, match=f"^explain: leave {name} out: .*{why}"):
+        gpufold.explain("add_blocks", *ADDED, **{name: np.ones(40)})
+
+
 def test_a_variant_is_refused_for_its_own_reason_and_not_for_one_of_another():
     why = gpufold.explain("array_to_blocks", ((2, 7, 9), "float32"), (3, 4), strides=2).alternatives
     assert why["per_block"] == "would serve: neighbouring threads take neighbouring blocks"

@@ -454,6 +454,38 @@ def test_each_device_computes_what_lies_on_it_and_into_nothing_elsewhere(cupy, c
                     call.on(data, out=cupy.empty(want.shape, want.dtype))
 
 
+OFF_THE_CURRENT_DEVICE = {
+    "weights": lambda image, tiles, places, weights: gpufold.add_blocks(image, tiles, places, weights=weights),
+    "fill_value": lambda image, tiles, *_: gpufold.blocks_to_array(
+        tiles.reshape(3, 1, 4, 5), (13, 5), (4, 5), strides=(4, 5), reduction="mean", fill_value=7
+    ),
+    "Stitcher": lambda image, tiles, places, weights: stitched(tiles, places, weights),
+    "map_tiles": lambda image, *_: gpufold.map_tiles(lambda tiles: tiles, image, (4, 5), strides=(3, 4)),
+}
+
+
+def stitched(tiles, places, weights):
+    stitcher = gpufold.Stitcher((20, 30), (4, 5), reduction="mean")
+    stitcher.add(tiles, places, weights=weights)
+    return stitcher.result()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", OFF_THE_CURRENT_DEVICE)
+def test_what_takes_several_steps_takes_them_all_on_the_device_of_its_arrays(cupy, call):
+    arrays = (
+        np.arange(600, dtype=np.float32).reshape(20, 30),
+        np.arange(60, dtype=np.float32).reshape(3, 4, 5),
+        np.array([[0, 0], [3, 4], [7, 7]]),
+        np.array([1, 2, 3], np.float32),
+    )
+    with cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1):
+        there = [cupy.asarray(array) for array in arrays]
+    result = OFF_THE_CURRENT_DEVICE[call](*there)
+    assert result.device == there[0].device
+    assert_same_bits(cupy.asnumpy(result), OFF_THE_CURRENT_DEVICE[call](*arrays))
+
+
 @pytest.mark.gpu
 def test_many_threads_call_at_once(cupy):
     problems = [

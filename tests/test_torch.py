@@ -243,6 +243,12 @@ def test_a_window_without_a_gradient_says_so(call):
         call(*given)
 
 
+def test_a_weight_that_no_float32_holds_has_a_gradient():
+    window = torch.tensor([1e-60, -1e-60, 0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    gpufold.torch.fold(torch.ones(1, 4, 3), (6,), (4,), window=window).sum().backward()
+    assert window.grad.tolist() == [3, 3, 3, 3]
+
+
 def test_the_data_is_kept_for_a_windows_gradient_alone():
     data = torch.randn(2, 6, 6, requires_grad=True)
     for requires_grad in (False, True):

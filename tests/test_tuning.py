@@ -116,6 +116,17 @@ def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
     assert [kernel.function for kernel in launched] == [rule, winner, winner]
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_process_without_a_stderr_tunes_too(cupy, clock, monkeypatch, closed):
+    if closed:
+        (stderr := io.StringIO()).close()
+    monkeypatch.setattr(sys, "stderr", stderr if closed else None)
+    with gpufold.autotune():
+        answer(cupy, FOLD)
+    assert clock.measured
+    assert tuning.file_of(device(cupy)).exists()
+
+
 def test_a_kernel_that_fails_to_compile_is_left_out(cupy, clock, monkeypatch):
     _, other, *_ = plans = tuple(registry.candidates(problem(FOLD, device(cupy))))
     load = launch.load
@@ -269,6 +280,7 @@ DAMAGED = {
     "negative": b'{"key": "KEY", "seconds": {"gather": -1.0}}\n',
     "not finite": b'{"key": "KEY", "seconds": {"gather": NaN, "gather_pixels": Infinity}}\n',
     "no numbers": b'{"key": "KEY", "seconds": {"gather": "soon"}}\n{"key": "KEY", "seconds": 3}\n{"key": "KEY"}\n',
+    "too large": b'{"key": "KEY", "seconds": {"gather": 1%s}}\n' % (b"0" * 400),
     "deep": b"[" * 100_000,
     "other names": b'{"key": "OTHER", "seconds": {"no_variant": 1e-9}}\n',
 }
@@ -419,6 +431,18 @@ def test_a_warmup_measures_ahead(cupy, clock, call, of):
         assert_answer(cupy, call)
     assert clock.measured == measured
     assert plan.variant in gpufold.variants(call.operation)
+
+
+def test_a_warmup_measures_the_layout_of_a_numpy_array(cupy, clock):
+    data = np.ones((2, 8, 9, 4), np.float32).transpose(0, 3, 1, 2)
+    gpufold.warmup("im2col", data, (3, 3), autotune=True)
+    assert gpufold.explain("im2col", data, (3, 3), device=device(cupy)).measured
+
+
+@pytest.mark.parametrize("positions", [[np.array([0, 1]), np.array([2, 2])], np.array([[0, 1], [2, 2]], np.uint8)])
+def test_a_warmup_takes_positions_as_a_call_does(cupy, clock, positions):
+    gpufold.warmup("add_blocks", np.ones((8, 9)), np.ones((2, 2, 3)), positions, autotune=True)
+    assert clock.measured
 
 
 def test_a_warmup_changes_no_array(cupy, clock):

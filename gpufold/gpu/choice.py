@@ -50,16 +50,15 @@ def _overlaps_densely(view: View) -> bool:
 # im2col
 
 TAPS_BYTES = 8
-"""Of a word of taps: narrower ones are packed by a warp."""
+"""Least bytes of a word of taps; narrower words are packed by a warp."""
 LEAST_BLOCKS_OF_RUNS = 256
-"""Of a plane, from which on a run of them has few sectors that are written in part."""
+"""Least blocks of a plane for runs: with fewer, many sectors would be written in part."""
 LEAST_PIXELS_OF_STAGED, WIDE_TAPS = 2048, 8
-"""Along all of a plane's blocks, and of a row of taps, from which on it is worth a barrier to have pixels in shared
-memory."""
+"""Least pixels along a plane's blocks, and least taps of a row, for which shared memory is worth its barriers."""
 FAR_TAPS, FAR_BYTES = 4, 16
 """Least taps of a row for staging if pixels of neighbouring blocks are at least so many bytes apart."""
 NARROW_BYTES = 4
-"""Elements of fewer bytes take as many instructions each as wider ones."""
+"""Bytes below which an element takes as many instructions as a wider one."""
 APART_BYTES = 128
 """Least distance, in bytes, at which neighbouring pixels of a row lie in different cache lines."""
 
@@ -75,7 +74,7 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
         view = im2col.simplified_view_of(problem)
-        is_weighed = problem.fusion.window != "none" and len(view.axes) > 1  # each pixel is looked for in the padding
+        is_weighed = problem.fusion.window != "none" and len(view.axes) > 1  # staged checks each pixel for padding
         if not (is_weighed and any(axis.pad for axis in view.axes)) and _is_better_staged(view):
             yield "staged", ""
         if prod(view.blocks) >= LEAST_BLOCKS_OF_RUNS and _stores_better_in_runs(view):

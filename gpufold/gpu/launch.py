@@ -67,8 +67,7 @@ def execute(
     weight_out: Any = None,
 ) -> None:
     """Compute a call on nonempty CuPy arrays of one device, on its current stream."""
-    device = data.device.id
-    given = call, _layout(data), _layout(result), None if weight_out is None else _layout(weight_out), device
+    device, given = data.device.id, _given(call, data, result, weight_out)
     arrays = (
         data.data.ptr,
         result.data.ptr,
@@ -81,6 +80,16 @@ def execute(
     else:
         with cupy.cuda.Device(device):
             execute_at(given, arrays, None, _scratch)
+
+
+def check(call: Call, data: Any, result: Any, weight_out: Any = None) -> None:
+    """Raise what `execute` would raise before it writes, unless kernels serve a call on these arrays."""
+    with cupy.cuda.Device(data.device.id):
+        _prepare(*_given(call, data, result, weight_out), tuning.generation)
+
+
+def _given(call: Call, data: Any, result: Any, weight_out: Any) -> Given:
+    return call, _layout(data), _layout(result), None if weight_out is None else _layout(weight_out), data.device.id
 
 
 def execute_dense(call: Call, arrays: Addresses, stream: Stream) -> None:
@@ -141,7 +150,7 @@ def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None
         del held, flushed_memory, runs
         if seconds:
             tuning.remember(problem, key, seconds)
-    except (MemoryError, cupy.cuda.memory.OutOfMemoryError):
+    except MemoryError:  # CuPy's too
         return
     finally:
         tuning.racing.release()

@@ -108,7 +108,7 @@ class Plan:
     symbol: str
     """The extern "C" __global__ function in it."""
     defines: tuple[tuple[str, str], ...]
-    """The compile-time specialisation, passed as -DNAME=VALUE."""
+    """The compile-time specialisation: macros and their values, which come before the source."""
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     parameters: bytes = field(repr=False)

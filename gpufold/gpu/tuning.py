@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from gpufold.calls import Unsupported
 from gpufold.given import check_number
 from gpufold.gpu import registry
 from gpufold.gpu.plan import Device, Plan, Problem
@@ -70,7 +69,7 @@ def autotune(*, timeout: float | None = None) -> Iterator[None]:
 
     Raises
     ------
-    TypeError
+    TypeError, ValueError
         `timeout` is no real number.
 
     See Also
@@ -159,7 +158,8 @@ def known(device: Device) -> dict[str, Seconds]:
     """Return the measurements for a type of device: by this process, by earlier ones, or shipped with the package."""
     if device not in _learned:
         files = () if _SETTING == "0" else (KERNELS / "tuned" / _name(device), file_of(device))
-        _learned[device] = {key: seconds for file in files for key, seconds in _read(file).items()}
+        read = {key: seconds for file in files for key, seconds in _read(file).items()}
+        return _learned.setdefault(device, read)  # another thread may have read them and measured more since
     return _learned[device]
 
 
@@ -168,11 +168,11 @@ def _read(path: Path) -> dict[str, Seconds]:
     found: dict[str, Seconds] = {}
     with suppress(OSError):
         for line in path.read_bytes().splitlines():
-            with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            with suppress(ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 entry = json.loads(line)
-                seconds = {str(label): float(value) for label, value in entry["seconds"].items()}
+                seconds = {label: float(value) for label, value in entry["seconds"].items()}
                 if seconds and all(isfinite(value) and value > 0 for value in seconds.values()):
-                    found[str(entry["key"])] = seconds
+                    found[entry["key"]] = seconds
     return found
 
 
@@ -197,7 +197,7 @@ def remember(problem: Problem, key: str, seconds: Seconds) -> None:
     device = problem.device
     known(device)[key] = seconds
     generation += 1
-    if sys.stderr.isatty():
+    if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
         times = ", ".join(f"{label} {1e6 * value:,.1f} us" for label, value in seconds.items())
         print(f"gpufold.autotune: {problem.call.operation} {problem.call.data_shape}: {times}", file=sys.stderr)
     entry = {"key": key, "operation": problem.call.operation, "shape": problem.call.data_shape, "seconds": seconds}
@@ -229,6 +229,6 @@ def race(runs: Mapping[str, Callable[[], object]], clock: Callable[[Callable[[],
         for label in tuple(samples):
             try:
                 samples[label].append(clock(runs[label]))
-            except (RuntimeError, MemoryError, Unsupported):
+            except (RuntimeError, MemoryError):
                 del samples[label]
     return {label: median(taken[1:]) for label, taken in samples.items()}

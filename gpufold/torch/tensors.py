@@ -176,7 +176,8 @@ def narrowed(weights: Tensor, dtype: torch.dtype, operation: str = "") -> Tensor
     """Return weights in a dtype; no nonzero weight becomes zero, except one that `average` divides by."""
     narrow = weights.to(dtype)
     if weights.dtype is torch.float64 and dtype is torch.float32 and operation != "average":
-        return torch.where((narrow == 0) & (weights != 0), weights.sign().to(dtype) * torch.finfo(dtype).tiny, narrow)
+        least = narrow + weights.sign().to(dtype) * torch.finfo(dtype).tiny  # a sum, so that it has narrow's gradient
+        return torch.where((narrow == 0) & (weights != 0), least, narrow)
     return narrow
 
 

@@ -23,7 +23,7 @@ from gpufold.gpu.variants.views import (
 TAPS_BLOCKS = 8
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
 TAPS_REGISTERS = 40
-"""That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
+"""Most registers for the pixels of a thread; a thread that takes words of taps has fewer blocks if it needs more."""
 PACKED_OTHERS = 24
 """Registers that a thread needs besides the pixels under its blocks: a guess."""
 

@@ -43,19 +43,19 @@ def runs(problem: Problem) -> Plan:
 
 
 STAGED_THREADS, NARROW_THREADS = 256, 128
-"""Of a thread block of `staged`, and of one that moves elements of fewer than 4 bytes. All numbers of `staged` are what
-an H100 was fastest with."""
+"""Threads of a thread block of `staged`, and if elements have fewer than 4 bytes. An H100 was fastest with this and all
+other numbers of `staged`."""
 TAP_BYTES, MOST_BLOCKS, APART_BLOCKS, LEAST_BLOCKS = 8192, 512, 128, 64
-"""Of what a thread block stores of a row of taps, about; blocks of its run at most, where they are apart, and at least,
-for which there must be room."""
+"""Approximate bytes that a thread block stores of a row of taps; blocks of its run: at most, where they are apart, and
+at least, for which there must be room."""
 ROW_BLOCKS = 32, 4, 1
-"""Of a row at least, for which there is room: few sizes are compiled."""
+"""Least blocks of a row, for which there is room; there are few such numbers, so that few sizes are compiled."""
 ROW_TAPS, APART_BYTES = 32, 128
-"""Of a row whose pixels are brought together, where blocks are apart: fewer for wide elements."""
+"""Most taps of a row, and most bytes of them, whose pixels are loaded together where blocks are apart."""
 STAGED_TAPS, STAGED_ROWS = 64, 4
-"""Of several rows that are brought together, and these rows; of narrow elements half as many."""
+"""Most taps, and rows of taps, whose pixels are loaded together; half as many rows for narrow elements."""
 STAGED_BYTES = 24 << 10
-"""Of shared memory at most: several thread blocks of a multiprocessor hide each other's barriers."""
+"""Most bytes of shared memory, so that several thread blocks of a multiprocessor hide each other's barriers."""
 
 
 @dataclass(frozen=True, slots=True)
