@@ -309,7 +309,7 @@ def _described_array(asked: str, name: str, array: Any) -> LayoutSpec:
     try:
         shape, dtype = as_integers(asked, f"{name}'s shape", array[0]), np.dtype(array[1])
         shape = (shape,) if isinstance(shape, int) else shape
-        if len(array) != 2 or min(shape, default=0) < 0:
+        if len(array) != 2 or array[1] is None or min(shape, default=0) < 0:
             raise ValueError
     except Exception as error:
         hint = f"; give the dtype too: ({shown(array)}, 'float32')" if all(type(each) is int for each in array) else ""

@@ -73,8 +73,8 @@ def map_tiles(
     ----------
     function : callable
         Function from tiles (B, *lead, *block_shape), B up to `batch`, to tiles (B, *channels, *tile). `tile` may be a
-        multiple or a fraction of `block_shape`, the same for all tiles. Call a torch model in `torch.inference_mode()`,
-        else the graph of every tile is kept.
+        multiple or a whole fraction of `block_shape`, by which positions are scaled too; a function must not crop its
+        tiles. Call a torch model in `torch.inference_mode()`, else the graph of every tile is kept.
     array : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array, dask.array.Array or array-like with slicing
         Array of shape (*lead, *size). Axes smaller than a tile are centred in it and padded according to `mode`. Tiles
         of a dask array are computed; tiles of another array that can be sliced, such as a Zarr array, are NumPy arrays.
@@ -172,6 +172,7 @@ def map_tiles(
         f"{steps}, {last=}, {mode=}, {reduction=}"
     )
     done, written = _noted(notes, said, out, min(size[0], max(0, positions[-1, 0])), rank)
+    many = (positions != positions[0]).any(axis=0).tolist()
     positions = positions[np.searchsorted(positions[:, 0], done - block[0], "right") :]
     given, first = out, 0
     finished: tuple[type, Any, Size] | None = None
@@ -183,7 +184,7 @@ def map_tiles(
             tiles = _tiles(array, places.tolist(), block, mode)
         tiles = function(tiles)
         with _speaking():
-            tile, scale = _scale(tiles, block, len(places), tile)
+            tile, scale = _scale(tiles, block, len(places), tile, many)
             if stitcher is None:
                 whole = _scaled(np.array([size]), scale, "size")[0].tolist()
                 first = _scaled(np.array([[done, *[0] * (rank - 1)]]), scale, "positions")[0, 0]
@@ -216,8 +217,13 @@ def map_tiles(
 
 def _is_same(out: Any, array: Any) -> bool:
     """Return whether an output is an array, or another object for the same Zarr or HDF5 array."""
-    in_memory = isinstance(out, np.ndarray) or front_of(type(out)) or hasattr(out, "__cuda_array_interface__")
-    return out is array or (type(out) is type(array) and not in_memory and (out == array) is True)
+    if out is array or type(out) is not type(array):
+        return out is array
+    if not hasattr(out, "store"):
+        return hasattr(out, "id") and (out.id == array.id) is True  # of HDF5
+    held = [getattr(each.store, "_store_dict", None) for each in (out, array)]  # Zarr's memory: == compares contents
+    same = out.store == array.store if held[0] is None else held[0] is held[1]
+    return bool(same) and out.path == array.path
 
 
 def _batches(starts: range, progress: Callable[[Any], Any] | None) -> Iterator[int]:
@@ -327,8 +333,13 @@ def _part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _scale(tiles: Any, block: Size, count: int, before: Size | None) -> tuple[Size, list[Fraction]]:
-    """Return the shape of the function's tiles, that of those before, and their scale along each axis."""
+def _scale(
+    tiles: Any, block: Size, count: int, before: Size | None, many: list[bool]
+) -> tuple[Size, list[Fraction]]:
+    """Return the shape of the function's tiles, that of those before, and their scale along each axis.
+
+    It is a multiple or a whole fraction along axes of `many` tiles: another scale is likely that of cropped tiles.
+    """
     shape = tuple(getattr(tiles, "shape", ()))
     tile = shape[-len(block) :]
     if len(shape) <= len(block) or shape[0] != count or not all(tile):
@@ -338,7 +349,13 @@ def _scale(tiles: Any, block: Size, count: int, before: Size | None) -> tuple[Si
         )
     if before not in (None, tile):
         raise ValueError(f"map_tiles: the function must return tiles of one shape, got {tile} after {before}")
-    return tile, [Fraction(*extents) for extents in zip(tile, block, strict=True)]
+    scale = [Fraction(*extents) for extents in zip(tile, block, strict=True)]
+    if any(several and 1 not in each.as_integer_ratio() for several, each in zip(many, scale, strict=True)):
+        raise ValueError(
+            f"map_tiles: the function must return tiles of a multiple or a whole fraction of {block}, got {tile}; add "
+            "cropped tiles, as of convolutions without padding, to a Stitcher at the positions of what is left of them"
+        )
+    return tile, scale
 
 
 def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:

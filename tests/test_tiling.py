@@ -63,6 +63,13 @@ def test_tiles_may_become_larger_or_smaller(last):
         gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), strides=9)
 
 
+def test_cropped_tiles_are_refused_unless_they_span_their_axis():
+    with pytest.raises(ValueError, match=r"whole fraction of \(16, 16\), got \(14, 14\); add cropped tiles"):
+        gpufold.map_tiles(lambda tiles: tiles[..., 1:-1, 1:-1], IMAGE[:, :48, :64], (16, 16), strides=8)
+    got = gpufold.map_tiles(lambda tiles: tiles[:, :2], IMAGE, (3, 16, 16), strides=12)
+    np.testing.assert_array_equal(got, IMAGE[:2])
+
+
 def test_slabs_are_finished_as_they_are_ready():
     rows = []
 
@@ -309,10 +316,12 @@ def test_masks_are_refused_unless_nothing_is_masked():
 @pytest.mark.peer("zarr")
 def test_an_array_that_was_opened_twice_is_no_out(tmp_path):
     zarr = import_module("zarr")
-    zarr.create_array(tmp_path / "a", data=IMAGE)
+    zarr.create_array(tmp_path / "a", data=IMAGE, fill_value=np.nan)
     array, out = (zarr.open_array(tmp_path / "a", mode=mode) for mode in ("r", "r+"))
     with pytest.raises(TypeError, match=r"^map_tiles: out must be .*, got array itself"):
         gpufold.map_tiles(np.copy, array, (16, 16), strides=12, out=out)
+    twin, other = (zarr.array(IMAGE, store=zarr.storage.MemoryStore()) for _ in range(2))
+    np.testing.assert_array_equal(gpufold.map_tiles(np.copy, twin, (16, 16), strides=12, out=other)[:], mapped(np.copy))
 
 
 @pytest.mark.peer("jax")

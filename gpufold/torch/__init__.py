@@ -21,7 +21,7 @@ try:
     from torch import __version__
 except ImportError as error:
     raise extras.missing("gpufold.torch", "torch", "torch") from error
-if __version__ < "2.6":
+if tuple(map(int, __version__.split(".")[:2])) < (2, 6):  # NVIDIA's containers have alpha versions
     raise extras.outdated("gpufold.torch", "torch", __version__, "2.6")
 
 from gpufold.torch.door import InvalidValue, NoMemory
