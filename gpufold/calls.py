@@ -296,7 +296,7 @@ def _addition(
     geometry = sizes.add_blocks_geometry(array[0], shape, positions)
     call = Call("add_blocks", geometry, name, fusion)
     if array[1] != dtype or not dtype.isnative:
-        call = summed_in(call, dtype_name(array[1]), "array must have the result's dtype")
+        call = summed_in(call, dtype_name(array[1]), "array must have the dtype of blocks or a wider one:")
     if window != "none" and not call.element.weight:
         raise TypeError(
             f"add_blocks: window needs an array of floats or complex numbers, also for integer blocks, got dtype "

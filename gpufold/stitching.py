@@ -22,7 +22,7 @@ from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.coverage import put
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import ENDLESS, Extents, Sizes, stitched_sizes
+from gpufold.geometry import ENDLESS, SINGLE, Extents, Sizes, stitched_sizes
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import suggests_keywords
 from gpufold.rows import Rows, TileWeights
@@ -279,9 +279,11 @@ class Stitcher(_Of[ArrayT, WholeT]):
         if not shape[0] and not prod(places.shape):
             places = places.reshape(0, len(tile))
         if tuple(places.shape) != (*count, len(tile)):
+            single = len(tile) > 1 == places.shape[-1]
+            hint = SINGLE if single else f"block_shape {self._block} has a value for each axis of positions"
             raise ValueError(
                 f"Stitcher.add: positions must be (number of blocks, number of spatial axes) = {(*count, len(tile))} "
-                f"for blocks of shape {shape}, got shape {tuple(places.shape)}"
+                f"for blocks of shape {shape}, got shape {tuple(places.shape)}; {hint}"
             )
         rows, reached, end = self._size[0], self._reached, self._end
         if self._slabs:

@@ -393,7 +393,7 @@ def test_what_only_dask_arrays_get_wrong(name):
         for wrong, error, message in (
             (arrays[place], TypeError, r"must be a dask\.array\.Array, got numpy\.ndarray"),
             (array[array[(slice(None), *(0 for _ in array.shape[1:]))] > 0], ValueError, "chunks of known sizes"),
-            (array.astype("U3"), TypeError, "the supported ones are|have the result's dtype|hold real numbers"),
+            (array.astype("U3"), TypeError, "the supported ones are|have the dtype of blocks|hold real numbers"),
             (da.ma.masked_array(array), TypeError, "masked"),
         ):
             with pytest.raises(error, match=f"^{name}: .*{message}"):

@@ -260,19 +260,19 @@ BAD_CALLS = [
     *(
         (adding(array=ARRAY.astype(given), blocks=TILES.astype(narrow)), TypeError, [f"array must have the {message}"])
         for given, narrow, message in (
-            ("f4", "f8", "result's dtype float64, got float32"),
-            ("i4", "i8", "result's dtype int64 or float64, got int32"),
-            ("c8", "f4", "result's dtype float32 or float64, got complex64"),
-            ("u4", "i2", "result's dtype int16 or int32 or int64 or float32 or float64, got uint32"),
-            (">f8", "f8", "result's dtype float64, got >f8"),
-            (">f8", "f4", "result's dtype float32 or float64, got >f8"),
+            ("f4", "f8", "dtype of blocks or a wider one: float64, got float32"),
+            ("i4", "i8", "dtype of blocks or a wider one: int64 or float64, got int32"),
+            ("c8", "f4", "dtype of blocks or a wider one: float32 or float64, got complex64"),
+            ("u4", "i2", "dtype of blocks or a wider one: int16 or int32 or int64 or float32 or float64, got uint32"),
+            (">f8", "f8", "dtype of blocks or a wider one: float64, got >f8"),
+            (">f8", "f4", "dtype of blocks or a wider one: float32 or float64, got >f8"),
         )
     ),
     *(
         (
             adding(array=ARRAY.astype(narrow), blocks=TILES.astype(wide), weights=np.ones(3, "f4")),
             TypeError,
-            ["array must have the result's dtype", f"got {np.dtype(narrow)}"],
+            ["array must have the dtype of blocks or a wider one", f"got {np.dtype(narrow)}"],
         )
         for narrow, wide in (("f4", "c8"), ("f4", "i4"), ("f2", "f4"))
     ),

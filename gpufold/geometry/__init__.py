@@ -26,6 +26,7 @@ from gpufold.geometry.blocks import (
 from gpufold.geometry.grids import ENDLESS, LastBlock, LastSlidingBlock, grid_of_blocks, stitched_sizes
 from gpufold.geometry.integers import Extents, Size, Sizes, as_count, as_integers, sequence, whole_shape
 from gpufold.geometry.positions import (
+    SINGLE,
     AverageGeometry,
     PositionsGeometry,
     add_blocks_geometry,

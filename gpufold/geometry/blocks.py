@@ -108,7 +108,10 @@ def _geometry(
     operation: str, shape: Size, block_shape: PerAxis, strides: PerAxis, last: str, name: str, size_name: str
 ) -> BlocksGeometry:
     """Check block and strides, and that a block fits into an array or, with last="over", may extend beyond it."""
-    if isinstance(block_shape, int) and shape:  # one for every axis
+    hint = "last='over' lets blocks extend beyond it"
+    if isinstance(block_shape, int) and shape:
+        if len(shape) > 1:
+            hint = f"an int means every axis: give ({block_shape},) for the last one alone; {hint}"
         block_shape = (block_shape,) * len(shape)
     block_shape = sequence(operation, "block_shape", block_shape)
     rank, over = len(block_shape), last == "over"
@@ -132,7 +135,7 @@ def _geometry(
             raise ValueError(
                 f"{operation}: a block must fit into the array, got block_shape {block} on {SPATIAL} {axis} (array "
                 f"axis {lead + axis}), where {size_name} is {extent}: block_shape={block_shape}, "
-                f"{size_name} {size} along the spatial axes; last='over' lets blocks extend beyond it"
+                f"{size_name} {size} along the spatial axes; {hint}"
             )
     axes = tuple(
         Axis(extent, block, stride, 1, 0, over_the_end(extent, block, stride) if over else 0)

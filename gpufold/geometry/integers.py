@@ -50,6 +50,7 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
         else:
             if len(value) <= MOST_AXES:
                 return value if type(value) is tuple else tuple(value)
+    given = value
     try:
         if has_own_arithmetic(value) or getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
             raise TypeError("units would be lost")  # times list as integers
@@ -61,9 +62,9 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
             raise TypeError(f"a {type(value).__qualname__} is no sequence of integers")
         integers = tuple(map(_integer, islice(value, MOST_AXES + 1)))  # type: ignore[call-overload]
     except Exception as error:  # whatever the methods of a caller's own class raise
-        raise TypeError(
-            f"{operation}: {name} must be an integer or a sequence of integers, got {shown(value)}"
-        ) from error
+        shape = getattr(given, "shape", ())
+        got = f"an array of shape {tuple(shape)}" if isinstance(shape, tuple) and len(shape) > 1 else shown(value)
+        raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {got}") from error
     if len(integers) > MOST_AXES:
         raise ValueError(f"{operation}: {name} must have {MOST_AXES} values at most, got more: {shown(value)}")
     return integers

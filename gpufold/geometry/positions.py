@@ -8,6 +8,9 @@ from functools import cached_property
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.integers import PerAxis, Size, check_at_least, check_axes, check_of_sizes, expand
 
+SINGLE = "a single position is in a list of its own, such as [(3, 4)]"
+"""A hint for positions with one axis, which may be meant as one position."""
+
 
 @dataclass(frozen=True)
 class PositionsGeometry:
@@ -37,11 +40,17 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     lead = len(array_shape) - rank
     if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
         expected = ", ".join(map(str, (count, *array_shape[:lead])))
+        hint = "the axes of positions are the last ones of array and of blocks; others, such as channels, come first"
+        if len(blocks_shape) == len(array_shape) or blocks_shape[:1] == (1,):
+            hint = f"one block for all positions is numpy.broadcast_to(block, ({count}, *block.shape))"
+        elif rank == 1 < len(array_shape):
+            hint = SINGLE
+        elif len(blocks_shape) == 1 + len(array_shape) and blocks_shape[0] != count:
+            hint = f"{blocks_shape[0]} blocks need as many positions"
         raise ValueError(
             f"{operation}: blocks must be (number of positions, *lead, *block_shape) = ({expected}, *block_shape) "
             f"with {rank} axes of block_shape, for array of shape {array_shape} and positions of shape "
-            f"{positions_shape}, got shape {blocks_shape}; one block for all positions is "
-            f"numpy.broadcast_to(block, ({count}, *block.shape))"
+            f"{positions_shape}, got shape {blocks_shape}; {hint}"
         )
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
 
@@ -52,7 +61,8 @@ def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: 
     operation = "take_blocks"
     count, rank = _count_and_rank(operation, array_shape, positions_shape)
     lead = len(array_shape) - rank
-    block = expand(operation, "block_shape", block_shape, rank, f"positions of shape {positions_shape}")
+    source = f"positions of shape {positions_shape}{f' ({SINGLE})' if rank == 1 else ''}"
+    block = expand(operation, "block_shape", block_shape, rank, source)
     check_at_least(operation, "block_shape", block, 1, "spatial axis")
     check_axes(operation, "block_shape", block, 1 + len(array_shape), f"blocks of an array of {len(array_shape)}")
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], block)

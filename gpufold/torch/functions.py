@@ -202,7 +202,7 @@ def _weighed(
         tensors.check_tensor(name, argument, tensor)
     of_blocks, of_array = tensors.name_of(blocks.dtype), tensors.name_of(array.dtype)
     calls.check_dtype(name, "blocks", of_blocks)
-    check_sums(name, of_blocks, of_array, "array must have the result's dtype")
+    check_sums(name, of_blocks, of_array, "array must have the dtype of blocks or a wider one:")
     tensors.check_beside(name, "blocks", blocks, "array", array)
     check_block_weights(name, weights, of_array, blocks.shape[0])
     tensors.check_read(name, array=array, blocks=blocks, weights=weights)

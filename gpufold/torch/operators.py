@@ -49,7 +49,7 @@ SIZES = {name: tuple(taken[len(ARRAYS[name]) :]) for name, taken in TAKEN.items(
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes with one value per spatial axis; `block_shape` in other operations."""
 
-OUT_DTYPE = "array must have the result's dtype"
+OUT_DTYPE = "array must have the dtype of blocks or a wider one:"
 """The error if `out` has another dtype."""
 
 Tail: TypeAlias = tuple[str, bool, str, bool, bool, bool]
