@@ -287,7 +287,7 @@ def take_blocks(
     mode : str
         Value of elements outside `array`, along each axis, as in `numpy.pad`: "constant" for zero, "edge" for the
         nearest element, "reflect", "symmetric" or "wrap". The last three gather by an index of every element, without a
-        kernel.
+        kernel: on a GPU of all blocks, on a CPU of those beyond `array`.
     window, out, chunks, variant
         As in `col2im`. With a window, `array` must have floats or complex numbers.
 
@@ -322,20 +322,28 @@ def take_blocks(
 
 
 def _take_by_index(call: Call, library: ModuleType, array: Any, places: Any, window: Any, result: Any) -> None:
-    """Extract blocks in a mode without a kernel; on a CPU some of their planes and rows at a time."""
+    """Extract blocks in a mode without a kernel.
+
+    A CPU extracts blocks inside the array without an index, and of the others some planes and rows at a time.
+    """
     geometry: Any = call.geometry
     mode, (length, *row) = call.fusion.mode, geometry.block_shape
-    periods = [outside.period_of(extent, mode) for extent in geometry.size]
-    cut = (*result.shape[: 1 + len(geometry.lead)], length)
-    for part, *lead, rows in parts_of(cut, max(1, TAKEN_ELEMENTS // prod(row)) if library is np else prod(cut)):
-        some, first = window, places[part]
-        if rows.stop - rows.start < length:
-            some = rows_of_window(window, rows)
-            first = first % periods + [rows.start, *(0 for _ in row)]  # of a period, so that sums do not overflow
+    if library is not np:
+        weighted = partial(array_to_blocks, window=window)
+        taken = outside.taken(library, library.arange, weighted, array, places, geometry.block_shape, mode)
+        return copy_into(library, result, taken)
+    room = np.subtract(geometry.size, geometry.block_shape)
+    beyond = np.logical_or.reduce([(along < 0) | (along > most) for along, most in zip(places.T, room, strict=True)])
+    if not beyond.all():
+        compute(call._replace(fusion=call.fusion._replace(mode="constant")), array, result, window, places)
+    periods, cut = [outside.period_of(extent, mode) for extent in geometry.size], (len(places), *geometry.lead, length)
+    for part, *lead, rows in parts_of(cut, max(1, TAKEN_ELEMENTS // prod(row))):
+        if not (numbers := part.start + np.flatnonzero(beyond[part])).size:
+            continue
+        first = places[numbers] % periods + [rows.start, *(0 for _ in row)]  # near the array: sums do not overflow
+        weighted = partial(array_to_blocks, window=rows_of_window(window, rows))
         block = (rows.stop - rows.start, *row)
-        weighted = partial(array_to_blocks, window=some)
-        taken: Any = outside.taken(library, library.arange, weighted, array[(*lead, ...)], first, block, mode)
-        copy_into(library, result[(part, *lead, rows)], taken)
+        result[(numbers, *lead, rows)] = outside.taken(np, np.arange, weighted, array[(*lead, ...)], first, block, mode)
 
 
 @dispatched

@@ -30,7 +30,7 @@ from gpufold.cpu.arithmetic import (
 )
 from gpufold.cpu.fused import Weights, along_axes, factored, weights_of_block
 from gpufold.cpu.tiles import parts_of
-from gpufold.elements import sum_dtype
+from gpufold.elements import is_narrow, sum_dtype, widened
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.geometry.integers import MOST_AXES
 from gpufold.keeping import kept
@@ -111,6 +111,8 @@ def add_blocks(
         shorten_buffers(blocks)
         for terms, total, factors in added:
             if few and sum_dtype(total.dtype) == total.dtype:
+                if is_narrow(terms, total) and terms.size <= PRODUCTS:
+                    terms = widened(terms)
                 add_pairs(total, terms, _of_elements(factors, terms), met)
             else:
                 _add(terms, total, factors, positions)
@@ -202,11 +204,13 @@ def _add_to_tile(
         if scatters:
             _scatter(total, blocks, factors, numbers, first)
             continue
-        for begin_of in range(0, len(first), LISTED):
-            few = slice(begin_of, begin_of + LISTED)
-            placed, known = _placed(first[few].tolist(), block, size), numbers[few].tolist()
-            pairs = [(into, (known[each], *taps)) for each, into, taps in placed]
-            add_pairs(total, blocks, of_elements, pairs)
+        halves = is_narrow(blocks, total) and not factors.arrays  # many are converted at once
+        listed = max(1, min(LISTED, PRODUCTS // prod(blocks.shape[1:]))) if halves else LISTED
+        for begin_of in range(0, len(first), listed):
+            few = slice(begin_of, begin_of + listed)
+            placed, known = _placed(first[few].tolist(), block, size), numbers[few]
+            terms, known = (widened(blocks[known]), range(len(known))) if halves else (blocks, known.tolist())
+            add_pairs(total, terms, of_elements, [(into, (known[each], *taps)) for each, into, taps in placed])
     if total is not None and total is not tile:
         round_into(tile, total)
 
