@@ -56,6 +56,8 @@ class Library:
     """Returns an array of the named dtype."""
     full: Callable[[Size, int, str, Any], Any]
     """Returns an array of a shape, filled with a value, of the named dtype, on the device of another."""
+    arange: Callable[[int, Any], Any]
+    """Returns the first integers, of the dtype and on the device of an array."""
     paired: Callable[[Any], Any]
     """Returns an array's conjugate or the array itself, whichever the library multiplies complex gradients by."""
     constant: str
@@ -273,3 +275,34 @@ def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any]
     data, flat = xp.moveaxis(data, data_dim, 0), replace(geometry, lead=(size * geometry.batch, geometry.channels))
     result = xp.apply(call._replace(geometry=flat), data.reshape(size * geometry.batch, *data.shape[2:]), window)
     return result.reshape(size, geometry.batch, *result.shape[1:]), 0
+
+
+def batched_positions(
+    xp: Library, size: int, dims: tuple[Any, Any, Any], arrays: Sequence[Any], call: Call
+) -> tuple[Any, int]:
+    """Compute a call as `batched` does, where each of the batch has positions of its own; the batch shares a window.
+
+    `dims` are the batch axes of data, positions and out. The batch becomes the first axis with positions, with blocks
+    of 1.
+    """
+    (data, window, positions, out), (data_dim, positions_dim, out_dim) = arrays, dims
+    geometry = call.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    lead, block, count = geometry.lead, geometry.block_shape, geometry.count
+
+    def moved(array: Any, dim: int | None, axis: int) -> Any:
+        return xp.moveaxis(xp.broadcast_to(array, (size, *array.shape)) if dim is None else array, dim or 0, axis)
+
+    places = moved(positions, positions_dim, 0)
+    numbers = xp.broadcast_to(xp.arange(size, places)[:, None, None], (size, count, 1))
+    places = xp.concatenate((numbers, places), -1).reshape(size * count, -1)
+    if window is not None:
+        one = xp.full((1,), 1, call.element.weight, data)
+        separable = call.fusion.window == "separable"
+        window = xp.window_of([one, *xp.axes_of(call, window)] if separable else [xp.axes_of(call, window)[0][None]])
+    call = call._replace(geometry=PositionsGeometry(size * count, lead, (size, *geometry.size), (1, *block)))
+    if out is None:
+        taken = xp.apply(call, moved(data, data_dim, len(lead)), window, places)
+        return taken.reshape(size, count, *lead, *block), 0
+    blocks = moved(data, data_dim, 0).reshape(size * count, *lead, 1, *block)
+    return xp.apply(call, blocks, window, places, moved(out, out_dim, len(lead))), len(lead)

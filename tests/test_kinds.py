@@ -327,6 +327,17 @@ def test_vmap_over_positions(kind):
         *[partial(grad(loss), picture, mode=mode) for mode in MODES],
     ):
         assert_same_bits(it.back(vmap(function)(places)), np.stack([it.back(function(at)) for at in places]))
+    given = [rng.standard_normal(shape, np.float32) for shape in ((3, 5, 5, 4), (2, 3, 3, 2, 5))]
+    at, axes = rng.integers(-2, 5, (5, 2, 2)), (1, 4, 0)
+    window = rng.random((3, 2), np.float32)
+    for weights in (None, it.to(window), (it.to(window[:, 0]), it.to(window[0]))):
+        for function, arguments, of in (
+            (lambda *each, w=weights: gpufold.add_blocks(*each, window=w), (*given, at), axes),
+            (lambda *each, w=weights: gpufold.take_blocks(*each, (3, 2), window=w), (given[0], at), axes[::2]),
+        ):
+            rows = [[array.take(row, axis) for array, axis in zip(arguments, of, strict=True)] for row in range(5)]
+            want = np.stack([it.back(function(*map(it.to, each))) for each in rows])
+            assert_same_bits(it.back(vmap(function, of)(*map(it.to, arguments))), want)
 
 
 # ---------------------------------------------------------------------------------------------

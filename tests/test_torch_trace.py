@@ -167,9 +167,11 @@ def test_operators_pass_torchs_own_checks(call, name):
 def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
     out, blocks, places = torch.zeros(5, 4), torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2).long()
     compiled = torch.compile(gpufold.torch.add_blocks, backend="eager")
-    with pytest.raises(TypeError, match="array must have the result's dtype int32 or int64 or float64, got float32"):
+    with pytest.raises(
+        TypeError, match="array must have the dtype of blocks or a wider one: int32 or int64 or float64, got float32"
+    ):
         compiled(out, blocks, places)
-    with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
+    with pytest.raises(TypeError, match="array must have the dtype of blocks or a wider one: int32, got float32"):
         torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True, True, False)
     compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
     with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):

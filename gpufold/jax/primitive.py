@@ -79,6 +79,7 @@ JAX = adjoints.Library(
     window_of=tuple,
     cast=lambda array, dtype: array.astype(dtype),
     full=lambda shape, value, dtype, like: jnp.full(shape, value, dtype),
+    arange=lambda size, like: jnp.arange(size, dtype=like.dtype),
     paired=lambda array: array,
     constant="jax.lax.stop_gradient(window)",
 )
@@ -114,8 +115,10 @@ def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[Any, int]:
     data_dim, window_dims, positions_dim, out_dim = parted(call, dims)
     size = next(each.shape[dim] for each, dim in zip(operands, dims, strict=True) if dim is not None)
-    if positions_dim is None and not any(dim is not None for dim in window_dims or ()):
-        return adjoints.batched(JAX, size, (data_dim, out_dim), parted(call, operands), call)
+    if not any(dim is not None for dim in window_dims or ()):
+        if positions_dim is None:
+            return adjoints.batched(JAX, size, (data_dim, out_dim), parted(call, operands), call)
+        return adjoints.batched_positions(JAX, size, (data_dim, positions_dim, out_dim), parted(call, operands), call)
 
     def compute(row: Sequence[Any]) -> Any:
         return _bind(*(each if of is None else of for each, of in zip(operands, row, strict=True)), call=call)

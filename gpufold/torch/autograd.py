@@ -151,6 +151,7 @@ TORCH = adjoints.Library(
     window_of=lambda axes: axes[0] if len(axes) == 1 else torch.cat(tuple(axes)),
     cast=lambda array, dtype: array.to(getattr(torch, dtype)),
     full=lambda shape, value, dtype, like: like.new_full(shape, value, dtype=getattr(torch, dtype)),
+    arange=lambda size, like: torch.arange(size, dtype=like.dtype, device=like.device),
     paired=Tensor.conj,
     constant="window.detach()",
 )
@@ -170,6 +171,8 @@ def batched(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | No
     data_dim, window_dim, positions_dim, out_dim = dims
     if window_dim is None and positions_dim is None:
         return adjoints.batched(TORCH, size, (data_dim, out_dim), tensors, call)
+    if window_dim is None:
+        return adjoints.batched_positions(TORCH, size, (data_dim, positions_dim, out_dim), tensors, call)
     return torch.stack([apply(call, *row_of(tensors, dims, row)) for row in range(size)]), 0
 
 
