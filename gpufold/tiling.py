@@ -333,9 +333,7 @@ def _part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _scale(
-    tiles: Any, block: Size, count: int, before: Size | None, many: list[bool]
-) -> tuple[Size, list[Fraction]]:
+def _scale(tiles: Any, block: Size, count: int, before: Size | None, many: list[bool]) -> tuple[Size, list[Fraction]]:
     """Return the shape of the function's tiles, that of those before, and their scale along each axis.
 
     It is a multiple or a whole fraction along axes of `many` tiles: another scale is likely that of cropped tiles.
