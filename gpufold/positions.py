@@ -185,15 +185,15 @@ def add_blocks_(
         for name, each in () if by_block is None else (("array", array), ("weight_out", weight_out)):
             if each is not None:
                 check_apart("add_blocks", library, name, each, [("weights", by_block.weights)])
+        if by_block is None:
+            run(call, library, blocks, array, factors, places, weight_out)
+        else:
+            add_weighted(call, library, (blocks, array, places, weight_out), factors, by_block)
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         if said == str(error):  # not gpufold's: CuPy's error of too little memory cannot be made from a message
             raise
         raise type(error)(said) from None
-    if by_block is None:
-        run(call, library, blocks, array, factors, places, weight_out)
-    else:
-        add_weighted(call, library, (blocks, array, places, weight_out), factors, by_block)
     return array  # type: ignore[return-value]
 
 
