@@ -321,6 +321,19 @@ def test_what_needs_temporary_arrays_is_refused_while_a_graph_is_captured(cupy):
     stream.end_capture()
 
 
+def test_nothing_is_added_unless_all_kernels_of_a_call_serve_it(cupy):
+    image, tiles, weight = np.zeros((6, 7), np.float32), np.ones((2, 3, 3), np.float32), np.ones(2, np.float32)
+    given = image, tiles, np.zeros((2, 2), np.int64)
+    options = {"weights": of_cupy(weight), "weight_out": of_cupy(off_its_size(image))}
+    with pytest.raises(gpufold.Unsupported, match="^add_blocks_: .* multiples of their size"):
+        gpufold.add_blocks_(*map(of_cupy, given), **options)
+    halves, out = [each.astype(np.float16) for each in given[:2]], np.ones((6, 7), np.float16)
+    with pytest.raises(gpufold.Unsupported, match="^add_blocks: atomic adds in memory"):
+        gpufold.add_blocks(*map(of_cupy, (*halves, given[2])), out=of_cupy(out), variant="atomic")
+    assert not image.any()
+    assert out.all()
+
+
 def test_one_axis_of_a_separable_window_off_its_size_is_converted(cupy):
     axes = (np.arange(3, dtype=np.float32), off_its_size(np.arange(4, dtype=np.float32)))
     kind, weights = weights_of(tuple(map(of_cupy, axes)), (3, 4), np.dtype(np.float32), cupy)
