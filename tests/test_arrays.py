@@ -330,6 +330,7 @@ def test_nothing_is_added_unless_all_kernels_of_a_call_serve_it(cupy):
     halves, out = [each.astype(np.float16) for each in given[:2]], np.ones((6, 7), np.float16)
     with pytest.raises(gpufold.Unsupported, match="^add_blocks: atomic adds in memory"):
         gpufold.add_blocks(*map(of_cupy, (*halves, given[2])), out=of_cupy(out), variant="atomic")
+    cupy.cuda.Device().synchronize()
     assert not image.any()
     assert out.all()
 
