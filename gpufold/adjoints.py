@@ -294,8 +294,11 @@ def batched_positions(
         return xp.moveaxis(xp.broadcast_to(array, (size, *array.shape)) if dim is None else array, dim or 0, axis)
 
     places = moved(positions, positions_dim, 0)
+    if data_dim is None and out is None:  # more blocks of one array
+        call, places = call._replace(geometry=replace(geometry, count=size * count)), places.reshape(-1, len(block))
+        return xp.apply(call, data, window, places).reshape(size, count, *lead, *block), 0
     numbers = xp.broadcast_to(xp.arange(size, places)[:, None, None], (size, count, 1))
-    places = xp.concatenate((numbers, places), -1).reshape(size * count, -1)
+    places = xp.concatenate((numbers, places), -1).reshape(-1, 1 + len(block))
     if window is not None:
         one = xp.full((1,), 1, call.element.weight, data)
         separable = call.fusion.window == "separable"

@@ -271,7 +271,7 @@ def _described(
     name = word(asked, "operation", name, tuple(OPERATIONS))
     for each, why in NOT_TAKEN.items():
         if each in options:
-            raise TypeError(f"{asked}: leave {each} out: {why}")
+            raise TypeError(f"{asked}: do not pass {each}: {why}")
     row, first = OPERATIONS[name], _described_array(asked, "data", data)
     try:
         given = signature(row.describe).bind(first, *arguments, **options).arguments

@@ -279,11 +279,14 @@ class Stitcher(_Of[ArrayT, WholeT]):
         if not shape[0] and not prod(places.shape):
             places = places.reshape(0, len(tile))
         if tuple(places.shape) != (*count, len(tile)):
-            single = len(tile) > 1 == places.shape[-1]
-            hint = SINGLE if single else f"block_shape {self._block} has a value for each axis of positions"
+            hint = ""
+            if count == (1,) and places.shape[-1] == 1 < len(tile):
+                hint = f"; {SINGLE}"
+            elif places.shape[-1] != len(tile):
+                hint = f"; block_shape {self._block} has one value per axis of positions"
             raise ValueError(
                 f"Stitcher.add: positions must be (number of blocks, number of spatial axes) = {(*count, len(tile))} "
-                f"for blocks of shape {shape}, got shape {tuple(places.shape)}; {hint}"
+                f"for blocks of shape {shape}, got shape {tuple(places.shape)}{hint}"
             )
         rows, reached, end = self._size[0], self._reached, self._end
         if self._slabs:

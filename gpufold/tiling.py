@@ -219,9 +219,13 @@ def _is_same(out: Any, array: Any) -> bool:
     """Return whether an output is an array, or another object for the same Zarr or HDF5 array."""
     if out is array or type(out) is not type(array):
         return out is array
-    if not hasattr(out, "store"):
-        return hasattr(out, "id") and (out.id == array.id) is True  # of HDF5
-    held = [getattr(each.store, "_store_dict", None) for each in (out, array)]  # Zarr's memory: == compares contents
+    library = type(out).__module__.partition(".")[0]
+    if library != "zarr":
+        return library == "h5py" and bool(out.id == array.id)
+    roots = [getattr(each.store, "root", None) for each in (out, array)]
+    if None not in roots:  # of folders
+        return Path(roots[0], out.path).resolve() == Path(roots[1], array.path).resolve()
+    held = [getattr(each.store, "_store_dict", None) for each in (out, array)]  # in memory, where == compares contents
     same = out.store == array.store if held[0] is None else held[0] is held[1]
     return bool(same) and out.path == array.path
 
@@ -351,7 +355,7 @@ def _scale(tiles: Any, block: Size, count: int, before: Size | None, many: list[
     if any(several and 1 not in each.as_integer_ratio() for several, each in zip(many, scale, strict=True)):
         raise ValueError(
             f"map_tiles: the function must return tiles of a multiple or a whole fraction of {block}, got {tile}; add "
-            "cropped tiles, as of convolutions without padding, to a Stitcher at the positions of what is left of them"
+            "others, as of convolutions without padding, to a Stitcher at positions of their own"
         )
     return tile, scale
 

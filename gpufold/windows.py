@@ -154,7 +154,11 @@ def name_of_axis(call: Call, window: Any, axis: int) -> str:
 
 def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:
     """Return the error for an array of a window with the wrong shape."""
-    hint = "; for the weights of each axis, give a sequence of arrays" if len(shape) == 1 < len(wanted) else ""
+    hint = (
+        "; for the weights of each axis, give a sequence of arrays"
+        if len(shape) == 1 < len(wanted) and shape[0] in wanted
+        else ""
+    )
     return ValueError(
         f"{call.operation}: {name} must have the shape {wanted} for blocks of shape {call.geometry.block_shape}, got "
         f"{shape}{hint}"

@@ -114,7 +114,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(folding, "LONG_STRIDE", 0)
         monkeypatch.setattr(folding, "LARGE_BLOCK", 1)
     if "last" in request.param:
-        monkeypatch.setattr(fused, "MANY_WEIGHTS", 1)
+        monkeypatch.setattr(fused, "WEIGHT_BYTES", 1)
         run = threads.Ways.run
         monkeypatch.setattr(threads.Ways, "run", lambda ways, *call: run(threads.Ways(ways.all[-1]), *call))
     if "tiled" in request.param:

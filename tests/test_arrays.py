@@ -325,10 +325,10 @@ def test_nothing_is_added_unless_all_kernels_of_a_call_serve_it(cupy):
     image, tiles, weight = np.zeros((6, 7), np.float32), np.ones((2, 3, 3), np.float32), np.ones(2, np.float32)
     given = image, tiles, np.zeros((2, 2), np.int64)
     options = {"weights": of_cupy(weight), "weight_out": of_cupy(off_its_size(image))}
-    with pytest.raises(gpufold.Unsupported, match="^add_blocks_: .* multiples of their size"):
+    with pytest.raises(gpufold.Unsupported, match=r"^add_blocks_: .* multiples of their size"):
         gpufold.add_blocks_(*map(of_cupy, given), **options)
     halves, out = [each.astype(np.float16) for each in given[:2]], np.ones((6, 7), np.float16)
-    with pytest.raises(gpufold.Unsupported, match="^add_blocks: atomic adds in memory"):
+    with pytest.raises(gpufold.Unsupported, match=r"^add_blocks: atomic adds in memory"):
         gpufold.add_blocks(*map(of_cupy, (*halves, given[2])), out=of_cupy(out), variant="atomic")
     cupy.cuda.Device().synchronize()
     assert not image.any()

@@ -139,7 +139,7 @@ def test_errors_are_those_of_the_call(arrays):
         (TypeError, "datetime64", ("im2col", ((2, 3, 8, 8), "M8[s]"), (3, 3))),
         (ValueError, "no element", ("im2col", ((0, 3, 8, 8), "float32"), (3, 3))),
         (ValueError, "add_blocks: blocks must be", ("add_blocks", *ADDED[:2], ((41, 2), "int64"))),
-        (TypeError, "add_blocks: array must have the result's dtype float64",
+        (TypeError, "add_blocks: array must have the dtype of blocks or a wider one: float64",
          ("add_blocks", ADDED[0], ((40, 3, 96, 96), "float64"), ADDED[2])),
         (ValueError, "nothing is launched", ("add_blocks", ADDED[0], ((0, 3, 9, 9), "float32"), ((0, 2), "int64"))),
         (ValueError, "take_blocks: array must be", ("take_blocks", ADDED[0], ((40, 4), "int64"), 9)),
@@ -152,7 +152,7 @@ def test_what_is_described_must_fit(error, match, call):
 
 @pytest.mark.parametrize(("name", "why"), [("out", "a new, contiguous result"), ("weights", "before a kernel adds")])
 def test_what_is_not_described_says_why(name, why):
-    with pytest.raises(TypeError, match=f"^explain: leave {name} out: .*{why}"):
+    with pytest.raises(TypeError, match=f"^explain: do not pass {name}: .*{why}"):
         gpufold.explain("add_blocks", *ADDED, **{name: np.ones(40)})
 
 

@@ -64,7 +64,7 @@ def test_tiles_may_become_larger_or_smaller(last):
 
 
 def test_cropped_tiles_are_refused_unless_they_span_their_axis():
-    with pytest.raises(ValueError, match=r"whole fraction of \(16, 16\), got \(14, 14\); add cropped tiles"):
+    with pytest.raises(ValueError, match=r"whole fraction of \(16, 16\), got \(14, 14\); add others"):
         gpufold.map_tiles(lambda tiles: tiles[..., 1:-1, 1:-1], IMAGE[:, :48, :64], (16, 16), strides=8)
     got = gpufold.map_tiles(lambda tiles: tiles[:, :2], IMAGE, (3, 16, 16), strides=12)
     np.testing.assert_array_equal(got, IMAGE[:2])

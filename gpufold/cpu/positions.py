@@ -204,8 +204,9 @@ def _add_to_tile(
         if scatters:
             _scatter(total, blocks, factors, numbers, first)
             continue
-        halves = is_narrow(blocks, total) and not factors.arrays  # many are converted at once
-        listed = max(1, min(LISTED, PRODUCTS // prod(blocks.shape[1:]))) if halves else LISTED
+        elements = prod(blocks.shape[1:])
+        halves = is_narrow(blocks, total) and elements <= PRODUCTS and not factors.arrays  # many are converted at once
+        listed = min(LISTED, PRODUCTS // max(1, elements)) if halves else LISTED
         for begin_of in range(0, len(first), listed):
             few = slice(begin_of, begin_of + listed)
             placed, known = _placed(first[few].tolist(), block, size), numbers[few]
@@ -439,7 +440,9 @@ def _fill_around(array: Array, inside: tuple[slice, ...], nearest: bool) -> None
     zero = np.zeros((), array.dtype)
     for axis, part in enumerate(inside, array.ndim - len(inside)):
         along = array.swapaxes(0, axis)
-        ends = (along[part.start], along[part.stop - 1]) if nearest else (zero, zero)
+        ends = zero, zero
+        if nearest:  # copies, else NumPy copies the elements as often as they are repeated
+            ends = along[part.start].copy(), along[part.stop - 1].copy()
         along[: part.start], along[part.stop :] = ends
         if not nearest:  # zeros are written once
             array = along[part].swapaxes(0, axis)

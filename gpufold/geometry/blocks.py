@@ -111,7 +111,7 @@ def _geometry(
     hint = "last='over' lets blocks extend beyond it"
     if isinstance(block_shape, int) and shape:
         if len(shape) > 1:
-            hint = f"an int means every axis: give ({block_shape},) for the last one alone; {hint}"
+            hint = f"an int means every axis: give one value per spatial axis, such as ({block_shape},) for one; {hint}"
         block_shape = (block_shape,) * len(shape)
     block_shape = sequence(operation, "block_shape", block_shape)
     rank, over = len(block_shape), last == "over"

@@ -41,12 +41,13 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
         expected = ", ".join(map(str, (count, *array_shape[:lead])))
         hint = "the axes of positions are the last ones of array and of blocks; others, such as channels, come first"
-        if len(blocks_shape) == len(array_shape) or blocks_shape[:1] == (1,):
-            hint = f"one block for all positions is numpy.broadcast_to(block, ({count}, *block.shape))"
-        elif rank == 1 < len(array_shape):
+        given = blocks_shape[0] if len(blocks_shape) == 1 + len(array_shape) else 0
+        if rank == given == 1 < count <= len(array_shape):
             hint = SINGLE
-        elif len(blocks_shape) == 1 + len(array_shape) and blocks_shape[0] != count:
-            hint = f"{blocks_shape[0]} blocks need as many positions"
+        elif count != 1 and (given == 1 or (blocks_shape[:lead] == array_shape[:lead] and not given)):
+            hint = f"one block for all positions is numpy.broadcast_to(block, ({count}, *block.shape))"
+        elif given not in (0, count):
+            hint = f"{given} blocks need as many positions"
         raise ValueError(
             f"{operation}: blocks must be (number of positions, *lead, *block_shape) = ({expected}, *block_shape) "
             f"with {rank} axes of block_shape, for array of shape {array_shape} and positions of shape "
@@ -61,7 +62,8 @@ def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: 
     operation = "take_blocks"
     count, rank = _count_and_rank(operation, array_shape, positions_shape)
     lead = len(array_shape) - rank
-    source = f"positions of shape {positions_shape}{f' ({SINGLE})' if rank == 1 else ''}"
+    single = rank == 1 < count <= len(array_shape)
+    source = f"positions of shape {positions_shape}{f' ({SINGLE})' if single else ''}"
     block = expand(operation, "block_shape", block_shape, rank, source)
     check_at_least(operation, "block_shape", block, 1, "spatial axis")
     check_axes(operation, "block_shape", block, 1 + len(array_shape), f"blocks of an array of {len(array_shape)}")

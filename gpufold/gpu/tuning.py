@@ -197,7 +197,7 @@ def remember(problem: Problem, key: str, seconds: Seconds) -> None:
     device = problem.device
     known(device)[key] = seconds
     generation += 1
-    if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
+    if not getattr(sys.stderr, "closed", sys.stderr is None) and sys.stderr.isatty():
         times = ", ".join(f"{label} {1e6 * value:,.1f} us" for label, value in seconds.items())
         print(f"gpufold.autotune: {problem.call.operation} {problem.call.data_shape}: {times}", file=sys.stderr)
     entry = {"key": key, "operation": problem.call.operation, "shape": problem.call.data_shape, "seconds": seconds}
