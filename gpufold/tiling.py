@@ -222,7 +222,7 @@ def _is_same(out: Any, array: Any) -> bool:
     library = type(out).__module__.partition(".")[0]
     if library != "zarr":
         return library == "h5py" and bool(out.id == array.id)
-    roots = [getattr(each.store, "root", None) for each in (out, array)]
+    roots: list[Any] = [getattr(each.store, "root", None) for each in (out, array)]
     if None not in roots:  # of folders
         return Path(roots[0], out.path).resolve() == Path(roots[1], array.path).resolve()
     held = [getattr(each.store, "_store_dict", None) for each in (out, array)]  # in memory, where == compares contents

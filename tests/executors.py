@@ -40,8 +40,7 @@ def random_bits(shape, dtype, seed=0):
     return np.frombuffer(np.random.default_rng(seed).bytes(size), dtype).reshape(shape)
 
 
-# ---------------------------------------------------------------------------------------------
-# Layouts
+# ---- Layouts
 
 
 def operand(array):
@@ -104,8 +103,7 @@ def block_by_block(geometry, columns, start=0):
     return room.transpose(np.argsort(order))
 
 
-# ---------------------------------------------------------------------------------------------
-# Calls
+# ---- Calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,8 +243,7 @@ def calls_of(case, dtype):
     return tuple(call_of(name, case, partial(values, dtype=dtype)) for name in case.operations)
 
 
-# ---------------------------------------------------------------------------------------------
-# Executions
+# ---- Executions
 
 
 def arrays_of(call: Call, before=None) -> Arrays:

@@ -136,8 +136,7 @@ def call_by(name):
     return found
 
 
-# ---------------------------------------------------------------------------------------------
-# Tensors, and JAX's arrays
+# ---- Tensors, and JAX's arrays
 
 
 def as_tensor(array):
@@ -172,8 +171,7 @@ def x64(on):
     jax.config.update("jax_enable_x64", before)
 
 
-# ---------------------------------------------------------------------------------------------
-# A GPU that there is not: device 1 of the fake CuPy, on a stream that is not CuPy's
+# ---- A GPU that there is not: device 1 of the fake CuPy, on a stream that is not CuPy's
 
 DEVICE, HANDLE = 1, 0x7F00
 

@@ -144,8 +144,7 @@ def ptx(kernel: Kernel, checkout: Path) -> bytes:
     return cubin.compile_text(text, ["-std=c++17", "-arch=compute_90", "-ftz=true", f"-I{checkout / 'kernels'}"])
 
 
-# ---------------------------------------------------------------------------------------------
-# A test for each
+# ---- A test for each
 
 MOST = 150
 """How many tests run: some of each test function."""

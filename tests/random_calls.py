@@ -63,8 +63,7 @@ def _fusion(rng, operation, dtype, geometry):
     return FusedOps(rng.choice(REDUCTIONS) if averaged else "sum", window, rng.random() < 0.4)
 
 
-# ---------------------------------------------------------------------------------------------
-# Numbers
+# ---- Numbers
 
 
 def _number(rng, extreme, small):
@@ -103,8 +102,7 @@ def _lead(rng, extreme):
     )
 
 
-# ---------------------------------------------------------------------------------------------
-# Layouts
+# ---- Layouts
 
 
 def _laid_out(rng, shape, extreme, readable):
@@ -141,8 +139,7 @@ def _together(geometry):
     return Operand(shape, tuple(inner[axis] for axis in range(len(shape))))
 
 
-# ---------------------------------------------------------------------------------------------
-# Geometries, each with the arrays that a call has
+# ---- Geometries, each with the arrays that a call has
 
 
 def _sliding(rng, extreme):

@@ -71,8 +71,7 @@ def test_what_is_too_hard_to_know_counts_as_shared_only_within_bounds():
     assert not share_memory(first, At(-1, (1,), (1,), 1))
 
 
-# ---------------------------------------------------------------------------------------------
-# Results that overlap themselves
+# ---- Results that overlap themselves
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -84,8 +83,7 @@ def test_random_arrays_overlap_themselves_where_two_elements_have_a_byte(seed):
         assert overlaps_itself(array.shape, array.strides, array.itemsize) is want, array
 
 
-# ---------------------------------------------------------------------------------------------
-# CuPy's own arrays, imported on their own: device 0 is never asked for
+# ---- CuPy's own arrays, imported on their own: device 0 is never asked for
 
 
 def imported(offset, shape, dtype=np.float32, strides=None):
@@ -206,8 +204,7 @@ def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(name, on_
     assert not out.any()
 
 
-# ---------------------------------------------------------------------------------------------
-# What kernels can read: CuPy's part is played by the stand-in, whose arrays lie in the memory of NumPy's
+# ---- What kernels can read: CuPy's part is played by the stand-in, whose arrays lie in the memory of NumPy's
 
 
 def of_cupy(array):
@@ -350,8 +347,7 @@ def test_no_positions_at_any_address_are_ready(cupy):
     assert as_positions("add_blocks", cupy, nothing, nothing) is nothing
 
 
-# ---------------------------------------------------------------------------------------------
-# Subclasses of numpy.ndarray: what has a mask or arithmetic of its own is refused, whatever else fits
+# ---- Subclasses of numpy.ndarray: what has a mask or arithmetic of its own is refused, whatever else fits
 
 
 def unasked(*given, **options):
@@ -443,8 +439,7 @@ def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(name
         assert call(name, arrays | {"out": out}) is out
 
 
-# ---------------------------------------------------------------------------------------------
-# Positions of any magnitude
+# ---- Positions of any magnitude
 
 
 FAR = (0, 3, -2, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**63, 2**63 + 5, 2**64 - 1, 2**64, -(2**64), 10**30)
@@ -465,8 +460,7 @@ def test_lists_of_positions_hold_integers_of_64_bits():
             as_positions("add_blocks", np, wrong, None)
 
 
-# ---------------------------------------------------------------------------------------------
-# Arrays without an axis
+# ---- Arrays without an axis
 
 
 @in_both

@@ -17,8 +17,7 @@ from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
 
-# ---------------------------------------------------------------------------------------------
-# Blocks with their taps last
+# ---- Blocks with their taps last
 
 
 @pytest.mark.hostcuda
@@ -55,8 +54,7 @@ def test_weights_may_lie_anywhere(executor):
         assert_same_bits(arrays.result, call.on(blocks))
 
 
-# ---------------------------------------------------------------------------------------------
-# Blocks at positions
+# ---- Blocks at positions
 
 
 @pytest.mark.hostcuda

@@ -12,24 +12,12 @@ from functools import partial
 from itertools import pairwise
 from math import prod
 
+import cases
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from cases import (
-    AVERAGE_CASES,
-    EMPTY,
-    INEXACT,
-    NAMED,
-    RANDOM,
-    AverageCase,
-    BlocksCase,
-    Case,
-    assert_same_bits,
-    peak_of,
-    values,
-    window_of,
-)
+from cases import INEXACT, BlocksCase, Case, assert_same_bits, peak_of, values, window_of
 from dask.optimization import cull
 from distributed import Client, LocalCluster
 from executors import Call
@@ -49,8 +37,7 @@ def one_thread():
         yield
 
 
-# ---------------------------------------------------------------------------------------------
-# Equal to the eager functions, however arrays are cut
+# ---- Equal to the eager functions, however arrays are cut
 
 
 def cut(draw, size):
@@ -136,7 +123,7 @@ def check_row(row, number, draw):
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
 ROWS = [
     Row(operation, case)
-    for case in (*NAMED, *EMPTY, *AVERAGE_CASES, AverageCase("no-sums", (0, 3, 5), 1))
+    for case in (*cases.NAMED, *cases.EMPTY, *cases.AVERAGE_CASES, cases.AverageCase("no-sums", (0, 3, 5), 1))
     for operation in case.operations
     if not isinstance(case, Case) or prod(case.columns_shape) <= 50_000
 ]
@@ -150,7 +137,7 @@ def test_named_cases_have_the_bits_of_eager_calls(row, data):
     check_row(row, 1, data.draw)
 
 
-@pytest.mark.parametrize("drawn", RANDOM)
+@pytest.mark.parametrize("drawn", cases.RANDOM)
 @MANY
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_random_calls_have_the_bits_of_eager_calls(drawn, seed, data):
@@ -203,6 +190,9 @@ CORNERS = [(0, 0), (2, 2)]
         ({}, {"weights": np.ones(2)}, TypeError, "add: blocks must be in memory with slabs=True, a window or weights"),
         ({}, {"blocks": LAZY[:, :3]}, ValueError, r"add: blocks that .* must be \(P, \*\(4, 4\)\) of the first"),
         ({}, {"positions": CORNERS[:1]}, ValueError, r"add: blocks .* and positions \(P, 2\), got .* \(1, 2\)"),
+        ({}, {"blocks": da.ma.masked_less(LAZY, 0)}, TypeError, "add: .*a masked array"),
+        ({}, {"blocks": LAZY.astype(object)}, TypeError, "add: .*blocks has dtype object"),
+        ({}, {"blocks": LAZY[da.ones(2) > 0]}, ValueError, "add: .*blocks must have chunks of known sizes"),
     ],
 )
 def test_a_stitcher_refuses_what_cannot_be_lazy(options, given, error, message):
@@ -244,8 +234,7 @@ def test_what_cannot_be_stitched_is_refused_before_it_is_computed(error, match, 
         gpufold.dask.stitch(tiles, **right | wrong)
 
 
-# ---------------------------------------------------------------------------------------------
-# Graphs
+# ---- Graphs
 
 
 def never(block_info=None):
@@ -381,8 +370,7 @@ def test_auto_keeps_chunks_and_what_they_are_made_from_near_the_configured_size(
     assert max(image.numblocks) > 1
 
 
-# ---------------------------------------------------------------------------------------------
-# Errors, before anything is computed
+# ---- Errors, before anything is computed
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -476,23 +464,7 @@ def test_a_chunk_that_its_array_does_not_declare_is_refused(name, given):
         UNLIKE[name](array).compute()
 
 
-@pytest.mark.parametrize(
-    ("blocks", "said"),
-    [
-        (da.ma.masked_less(da.ones((2, 3)), 0), "a masked array"),
-        (da.ones((2, 3), chunks=1).astype(object), "blocks has dtype object"),
-        (da.ones((5, 3))[da.ones(5) > 0], "blocks must have chunks of known sizes"),
-    ],
-    ids=["masked", "objects", "unknown"],
-)
-def test_a_stitcher_keeps_no_batch_that_it_cannot_stitch(blocks, said):
-    stitcher = gpufold.Stitcher((6,), 3)
-    with pytest.raises((TypeError, ValueError), match=rf"^Stitcher\.add: .*{said}"):
-        stitcher.add(blocks, [[0], [3]])
-
-
-# ---------------------------------------------------------------------------------------------
-# Processes
+# ---- Processes
 
 
 @pytest.fixture(scope="module")

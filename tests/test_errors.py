@@ -41,6 +41,7 @@ space = call_of(
     gpufold.space_to_batch, data=np.ones((2, 7, 13)), block_shape=(1, 2, 3), pads_begin=(0, 1, 0), pads_end=(0, 0, 2)
 )
 adding = call_of(gpufold.add_blocks_, array=ARRAY, blocks=TILES, positions=THREE)
+added = call_of(gpufold.add_blocks, array=np.ones((2, 6, 8)), blocks=TILES, positions=THREE, out=ARRAY)
 taking = call_of(gpufold.take_blocks, array=ARRAY, positions=THREE, block_shape=(2, 3))
 together = call_of(gpufold.blocks_to_array, blocks=BLOCKS, output_shape=(3, 8, 8), block_shape=(2, 2), strides=2)
 apart = call_of(gpufold.array_to_blocks, array=WEIGHT, block_shape=(2, 2), strides=1)
@@ -306,6 +307,8 @@ BAD_CALLS = [
     ),
     (adding(array=ARRAY, blocks=ARRAY[None], positions=[(0, 0)]), ValueError, ["must share no memory with blocks"]),
     (adding(array=AT, blocks=np.ones((3, 2, 2), int), positions=AT), ValueError, ["share no memory with positions"]),
+    (adding(weights=ARRAY[0, 5, 5:]), ValueError, ["array must share no memory with weights"]),
+    (added(weights=ARRAY[0, 5, 5:]), ValueError, ["out must share no memory with weights"]),
     (adding(array=np.broadcast_to(0.0, (2, 6, 8))), ValueError, ["array must be writeable"]),
     (adding(array=folded((2, 6, 8), float)), ValueError, ["array must not overlap itself, got shape ("]),
     *(
@@ -319,6 +322,7 @@ BAD_CALLS = [
             (np.broadcast_to(0.0, (6, 8)), ValueError, "must be writeable", {}),
             (folded((6, 8), float), ValueError, "must not overlap itself, got shape (", {}),
             (ARRAY[0], ValueError, "must share no memory with array", {}),
+            (WEIGHT, ValueError, "must share no memory with weights", {"weights": WEIGHT[5, 5:]}),
             (SHEET, ValueError, "must share no memory with blocks", {"blocks": ROOM.reshape(3, 2, 2, 4)[..., :3]}),
             (WEIGHT, ValueError, "must share no memory with window", {"window": WEIGHT.reshape(-1)[:6].reshape(2, 3)}),
         )

@@ -24,21 +24,10 @@ from itertools import product
 from math import prod
 from operator import attrgetter
 
+import cases
 import numpy as np
 import pytest
-from cases import (
-    DTYPES,
-    POSITIONS_CASES,
-    BlocksCase,
-    Case,
-    SpaceCase,
-    assert_same_bits,
-    garbage,
-    random_case,
-    random_space_case,
-    values,
-    window_of,
-)
+from cases import DTYPES, POSITIONS_CASES, BlocksCase, Case, SpaceCase, assert_same_bits, garbage, values, window_of
 from executors import GIVEN, ONE_THREAD, Call, arrays_of, calls_of, plans_of, wide_offsets
 from numpy.lib.array_utils import byte_bounds
 from test_kernels import ROWS, assert_answer, compare, drawn, drawn_call, expected, laid_out
@@ -163,8 +152,7 @@ def spoil(array):
     return array
 
 
-# ---------------------------------------------------------------------------------------------
-# A smoke: every kernel function once
+# ---- A smoke: every kernel function once
 
 FUNCTIONS = sorted(
     name
@@ -219,8 +207,7 @@ def test_smoke(cupy, monkeypatch, function):
     launch._prepare.cache_clear()
 
 
-# ---------------------------------------------------------------------------------------------
-# Answers: the rows of tests/test_kernels.py
+# ---- Answers: the rows of tests/test_kernels.py
 
 
 class Room:
@@ -309,8 +296,7 @@ def test_every_call_gives_the_same_bits_every_time(cupy, make_calls):
                     assert_same_bits(cupy.asnumpy(again), cupy.asnumpy(out), f"{variant}: {call}")
 
 
-# ---------------------------------------------------------------------------------------------
-# Windows that are converted on the device
+# ---- Windows that are converted on the device
 
 
 def strided(cupy, host):
@@ -330,8 +316,7 @@ def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
         assert_same_bits(cupy.asnumpy(there.on(cupy.asarray(call.data))), want, f"{call} {dtype}")
 
 
-# ---------------------------------------------------------------------------------------------
-# Streams, graphs, devices, threads
+# ---- Streams, graphs, devices, threads
 
 
 @contextmanager
@@ -491,7 +476,7 @@ def test_many_threads_call_at_once(cupy):
     problems = [
         call
         for seed in range(12)
-        for case in (random_case(seed), random_space_case(seed))
+        for case in (cases.random_case(seed), cases.random_space_case(seed))
         for call in calls_of(case, DTYPES[seed % len(DTYPES)])
     ]
     wanted = [call.on(call.data) for call in problems]
@@ -509,8 +494,7 @@ def test_many_threads_call_at_once(cupy):
         list(threads.map(repeat, range(16)))
 
 
-# ---------------------------------------------------------------------------------------------
-# Memory
+# ---- Memory
 
 
 @pytest.mark.gpu
@@ -548,8 +532,7 @@ def test_out_of_memory_leaves_nothing_behind(cupy):
         assert_same_bits(cupy.asnumpy(call.on(data)), call.on(call.data), call)
 
 
-# ---------------------------------------------------------------------------------------------
-# Past 2**31 elements: zeros but for marks at both ends, which arrive at their places, and nothing anywhere else
+# ---- Past 2**31 elements: zeros but for marks at both ends, which arrive at their places, and nothing anywhere else
 
 
 @pytest.fixture
@@ -670,8 +653,7 @@ def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, of, exten
     check_marks(cupy, of, extents[1], operation, options)
 
 
-# ---------------------------------------------------------------------------------------------
-# What is made of kernels: chunks of dask
+# ---- What is made of kernels: chunks of dask
 
 
 @pytest.mark.gpu

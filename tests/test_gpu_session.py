@@ -19,20 +19,9 @@ import pytest
 from faults import copy_checkout
 from test_gpu import FUNCTIONS
 
+from bench import gpu_session
 from bench.__main__ import INTERRUPTED, _parser, main
-from bench.gpu_session import (
-    ABSENT,
-    DONE,
-    FAILED,
-    PYTEST,
-    SANITIZER,
-    STOPPED,
-    TOOLS,
-    do,
-    half_an_hour,
-    steps_of,
-    summary,
-)
+from bench.gpu_session import ABSENT, DONE, FAILED, SANITIZER, STOPPED, TOOLS, do, half_an_hour, steps_of, summary
 from bench.peers import PEERS
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
@@ -197,7 +186,7 @@ def test_what_does_not_end_in_time_is_ended_with_what_it_has_started(tmp_path):
 def test_what_is_stopped_says_first_what_has_failed(tmp_path):
     log, tests = tmp_path / "slow.log", tmp_path / "test_slow.py"
     tests.write_text("import time\ndef test_bad(): assert 0\ndef test_slow(): time.sleep(60)\n")
-    assert do(5, [*PYTEST, str(tests)], {}, log) == STOPPED
+    assert do(5, [*gpu_session.PYTEST, str(tests)], {}, log) == STOPPED
     page = summary(tmp_path, ["slow"], {"slow": (STOPPED, 5.0)}, [])
     assert "test_slow.py::test_bad - assert 0" in details(page, "slow")
 

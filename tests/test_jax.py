@@ -7,24 +7,13 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import fronts
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import assert_same_bits
-from fronts import (
-    BEYOND,
-    DEVICE,
-    EVERY,
-    HANDLE,
-    PLACED,
-    call_by,
-    in_dtypes,
-    launched_on_fake_cupy,
-    named,
-    synchronize,
-    x64,
-)
+from fronts import BEYOND, DEVICE, EVERY, HANDLE, PLACED, call_by, in_dtypes, named, synchronize, x64
 from jax.interpreters import mlir
 from jax.test_util import check_grads
 from processes import python
@@ -46,8 +35,7 @@ def traced(arrays):
     return [*map(jnp.asarray, arrays)]
 
 
-# ---------------------------------------------------------------------------------------------
-# Values
+# ---- Values
 
 
 def test_denormals_stay_as_numpy_has_them():
@@ -109,8 +97,7 @@ def test_random_keys_are_no_numbers():
             call()
 
 
-# ---------------------------------------------------------------------------------------------
-# Gradients
+# ---- Gradients
 
 
 @pytest.mark.some(9, all=3)
@@ -149,8 +136,7 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
     assert jax.grad(lambda window: mean(jax.lax.stop_gradient(window)))(window).tolist() == [0, 0]
 
 
-# ---------------------------------------------------------------------------------------------
-# Transforms
+# ---- Transforms
 
 
 @pytest.mark.some(9, all=3)
@@ -283,8 +269,7 @@ def test_arrays_of_two_devices():
     python("-c", ON_TWO, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
 
-# ---------------------------------------------------------------------------------------------
-# Threads
+# ---- Threads
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -309,8 +294,7 @@ def test_calls_from_many_threads_have_the_same_bits(threads):
         gpufold.set_num_threads(None)
 
 
-# ---------------------------------------------------------------------------------------------
-# On a CUDA device, without one: the program for a GPU on the stand-in for CuPy
+# ---- On a CUDA device, without one: the program for a GPU on the stand-in for CuPy
 #
 # XLA's buffers on the CPU pass for a device's, by the interfaces that a callback for a GPU has.
 
@@ -347,7 +331,7 @@ def launches(monkeypatch):
         jax.clear_caches()
 
     monkeypatch.setattr(primitive, "on_gpu", callback)
-    with launched_on_fake_cupy(monkeypatch) as seen:
+    with fronts.launched_on_fake_cupy(monkeypatch) as seen:
         lowered_for(primitive._for_gpu)
         yield seen
         lowered_for(primitive._for_cpu)
@@ -396,8 +380,3 @@ def test_a_variant_is_taken_by_its_name(launches):
     columns = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)
     got = gpufold.jax.col2im(jnp.asarray(columns), (4, 4), (2, 2), variant="gather")
     assert_same_bits(got, gpufold.col2im(columns, (4, 4), (2, 2)))
-
-
-def test_an_average_by_a_weight_that_vanishes_in_the_precision_of_the_sums_is_zero():
-    weight = jnp.asarray(np.array([1e-50, 2, 1e-300]))
-    assert gpufold.average(jnp.float32([1, 1, 1e-38]), weight).tolist() == [0, 0.5, 0]

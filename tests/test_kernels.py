@@ -14,49 +14,12 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+import cases
+import executors
 import numpy as np
 import pytest
-from cases import (
-    AVERAGE_CASES,
-    CASES_OF_KERNELS,
-    DTYPES,
-    FAR_CASES,
-    FUSIONS,
-    INEXACT,
-    KERNEL_MODES,
-    NAMED,
-    POSITIONS_CASES,
-    POSITIONS_CASES_OF_KERNELS,
-    RANDOM,
-    SPACE_CASES_OF_KERNELS,
-    WIDENINGS,
-    AverageCase,
-    BlocksCase,
-    Case,
-    PositionsCase,
-    SpaceCase,
-    assert_same_bits,
-    awkward_weights,
-    narrow_weights,
-    ordinary_weights,
-    random_case,
-    values,
-    window_of,
-)
-from executors import (
-    DEVICES,
-    LAYOUTS,
-    MOVED,
-    Arrays,
-    Call,
-    arrays_of,
-    assert_same_bytes,
-    block_by_block,
-    call_of,
-    plans_of,
-    random_bits,
-    wide_offsets,
-)
+from cases import DTYPES, FUSIONS, INEXACT, POSITIONS_CASES, SpaceCase, assert_same_bits, values, window_of
+from executors import DEVICES, LAYOUTS, MOVED, Call, arrays_of, assert_same_bytes, call_of, plans_of, random_bits
 
 import gpufold
 from bench import hostcuda
@@ -103,15 +66,15 @@ SERVED = {
 }
 """The dtypes of variants that do not serve all."""
 
-SUMMED = [pair for pair in WIDENINGS if {*pair} <= {dtype.name for dtype in DTYPES}]
+SUMMED = [pair for pair in cases.WIDENINGS if {*pair} <= {dtype.name for dtype in DTYPES}]
 """Dtypes, with a wider one that they are summed in; there may be no bfloat16."""
 
-WINDOWS = {"ordinary": ordinary_weights, "awkward": awkward_weights, "narrow": narrow_weights}
+WINDOWS = {"ordinary": cases.ordinary_weights, "awkward": cases.awkward_weights, "narrow": cases.narrow_weights}
 
 
 class Row(NamedTuple):
     operation: str
-    case: Case | BlocksCase | SpaceCase | PositionsCase | AverageCase
+    case: cases.Named
     variant: str = ""
     """The one that it was made for, and which serves it."""
     windows: str = ""
@@ -125,20 +88,20 @@ class Row(NamedTuple):
 ROWS = (
     *(
         Row(operation, case)
-        for case in (*NAMED, *FAR_CASES, *SPACE_CASES_OF_KERNELS)
+        for case in (*cases.NAMED, *cases.FAR_CASES, *cases.SPACE_CASES_OF_KERNELS)
         if not isinstance(case, SpaceCase) or prod(case.space_shape)
         for operation in case.operations
     ),
-    *(Row(operation, case, variant) for (operation, variant), cases in CASES_OF_KERNELS.items() for case in cases),
-    *(Row("add_blocks", case) for case in POSITIONS_CASES_OF_KERNELS),
+    *(Row(operation, case, variant) for (operation, variant), own in cases.CASES_OF_KERNELS.items() for case in own),
+    *(Row("add_blocks", case) for case in cases.POSITIONS_CASES_OF_KERNELS),
     *(Row("add_blocks", case, "atomic") for case in POSITIONS_CASES[3::4]),
-    *(Row("average", case) for case in AVERAGE_CASES),
+    *(Row("average", case) for case in cases.AVERAGE_CASES),
     # Infinite and NaN weights show what lets them in: zero times these is NaN.
     *(
         Row(operation, case, variant, "awkward")
-        for (operation, variant), cases in CASES_OF_KERNELS.items()
+        for (operation, variant), own in cases.CASES_OF_KERNELS.items()
         if variant not in SERVED
-        for case in cases
+        for case in own
     ),
     *(
         Row("add_blocks", case, variant, "awkward")
@@ -187,7 +150,7 @@ def drawn(row, number) -> Drawn:
         if row.operation in WEIGHED and rng.random() < 0.4:
             dtype, fusion = rng.choice(INEXACT).name, ("sum", rng.choice(("separable", "full")), False)
     read, written = rng.choice(("contiguous", *LAYOUTS)), rng.choice(("contiguous", *list(LAYOUTS)[:-1]))
-    executors, chances = ("plain", "observed", "shuffled", "sanitized"), (4, 3, 2, 0 if first else 1)
+    kinds, chances = ("plain", "observed", "shuffled", "sanitized"), (4, 3, 2, 0 if first else 1)
     if first:
         order = {name: random.Random(f"{row} {name}").random() for name in names}  # whatever others there are
         names = sorted(names, key=order.__getitem__)[: 2 + (row.operation == "add_blocks")]
@@ -201,13 +164,13 @@ def drawn(row, number) -> Drawn:
     what = Drawn(
         rng.randrange(1000),
         tuple(names),
-        *rng.choices(executors, chances),
+        *rng.choices(kinds, chances),
         rng.choice(DEVICES),
         dtype,
         source,
         fusion,
         *rng.choices(list(WINDOWS), (6, 3, 2)),
-        rng.choice(KERNEL_MODES),
+        rng.choice(cases.KERNEL_MODES),
         row.operation == "add_blocks" and np.dtype(dtype) in INEXACT and rng.random() < 0.4,
         read,
         written,
@@ -220,7 +183,7 @@ def drawn(row, number) -> Drawn:
     if row.windows:
         fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
         what = what._replace(dtype=rng.choice(INEXACT).name, source="", fusion=rng.choice(fusions), windows=row.windows)
-    if row.case in POSITIONS_CASES_OF_KERNELS and first:  # of which barriers and races are of interest
+    if row.case in cases.POSITIONS_CASES_OF_KERNELS and first:  # of which barriers and races are of interest
         what = what._replace(executor=rng.choice(("observed", "shuffled")), variants=("output_driven", "binned"))
     return what
 
@@ -301,7 +264,7 @@ def assert_answer(call, variant, got, want=None, before=None, message=""):
         assert ((abs(got - want) <= bound_of(call, before, want)) | ~np.isfinite(want)).all(), message
 
 
-def laid_out(call, arrays, view, what, variant, natural=True) -> Arrays:
+def laid_out(call, arrays, view, what, variant, natural=True) -> hostcuda.Arrays:
     """Put arrays where the drawn layouts do, or naturally where the variant was made to read and write."""
     rng = random.Random(f"{what.seed} {variant}")
     read, written = NATURAL.get((call.operation, variant), ("", ""))
@@ -311,7 +274,7 @@ def laid_out(call, arrays, view, what, variant, natural=True) -> Arrays:
 
     def lay(array, layout):
         if layout == "block by block":
-            return block_by_block(call.described().geometry, array, rng.choice((0, 0, 1, 2, 3, 7)))
+            return executors.block_by_block(call.described().geometry, array, rng.choice((0, 0, 1, 2, 3, 7)))
         return LAYOUTS[layout](rng, array)
 
     sums = None if arrays.weight_out is None else lay(arrays.weight_out, written)
@@ -326,7 +289,7 @@ def check(row, number, what=None):
     what = what or drawn(row, number)
     call, before, view = drawn_call(row, what)
     arrays, wanted = arrays_of(call, before), expected(call, before)
-    with wide_offsets() if what.wide else nullcontext():
+    with executors.wide_offsets() if what.wide else nullcontext():
         for variant in what.variants:
             laid = laid_out(call, arrays, view, what, variant)
             try:
@@ -404,7 +367,7 @@ def plans():
 
 def random_rows(seed):
     """Yield a problem of each operation."""
-    for case in (draw(seed) for draw in RANDOM):
+    for case in (draw(seed) for draw in cases.RANDOM):
         if not isinstance(case, SpaceCase) or prod(case.space_shape):
             yield from (Row(operation, case) for operation in case.operations)
 
@@ -437,7 +400,7 @@ def with_other_extents(rng, case):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed):
     """Executed plainly, in any layout."""
-    rng, pattern = random.Random(seed), random_case(5000 + seed)
+    rng, pattern = random.Random(seed), cases.random_case(5000 + seed)
     kept = [drawn(Row(operation, "pattern"), seed + 1)._replace(executor="plain") for operation in ("col2im", "im2col")]
     for number in range(25):
         case = with_other_extents(rng, pattern)

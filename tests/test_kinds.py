@@ -291,8 +291,7 @@ def test_kinds_are_not_mixed(name, argument, kind, other):
         getattr(gpufold, name)(**called(name, kind) | {argument: given})
 
 
-# ---------------------------------------------------------------------------------------------
-# Calls that are mapped
+# ---- Calls that are mapped
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[KINDS[kind].marks, some]) for kind, some in MAPPED.items()])
@@ -327,6 +326,7 @@ def test_vmap_over_positions(kind):
         *[partial(grad(loss), picture, mode=mode) for mode in MODES],
     ):
         assert_same_bits(it.back(vmap(function)(places)), np.stack([it.back(function(at)) for at in places]))
+    assert vmap(lambda at: gpufold.take_blocks(picture, at, (3, 2)))(places[:, :0]).shape == (5, 0, 3, 2)
     given = [rng.standard_normal(shape, np.float32) for shape in ((3, 5, 5, 4), (2, 3, 3, 2, 5))]
     at, axes = rng.integers(-2, 5, (5, 2, 2)), (1, 4, 0)
     window = rng.random((3, 2), np.float32)
@@ -340,8 +340,7 @@ def test_vmap_over_positions(kind):
             assert_same_bits(it.back(vmap(function, of)(*map(it.to, arguments))), want)
 
 
-# ---------------------------------------------------------------------------------------------
-# Refusals: in the words of NumPy's path, before anything is computed
+# ---- Refusals: in the words of NumPy's path, before anything is computed
 
 REFUSED = [call for call in BAD_CALLS if is_of_any_kind(call)]
 """Of each function what is wrong: a function and its arguments, the error, and words of its message."""
@@ -437,8 +436,7 @@ assert torch.equal(compiled(image, (2, 2)), gpufold.im2col(image, (2, 2)))
     python("-c", program)
 
 
-# ---------------------------------------------------------------------------------------------
-# The table of the documents
+# ---- The table of the documents
 
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "arrays.md").read_text()

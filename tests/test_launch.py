@@ -25,8 +25,7 @@ from gpufold.gpu.plan import H200, operand_of
 
 pytestmark = pytest.mark.peer("cupy")
 
-# ---------------------------------------------------------------------------------------------
-# What is compiled
+# ---- What is compiled
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -112,8 +111,7 @@ def test_a_changed_header_is_another_specialisation(kernels):
     assert before.partition("#line")[2] == after.partition("#line")[2]
 
 
-# ---------------------------------------------------------------------------------------------
-# What is launched
+# ---- What is launched
 
 
 @pytest.fixture
@@ -154,8 +152,7 @@ def test_elements_off_their_own_size_are_refused():
             operand_of("col2im", "the input", (3, 2), strides, alignment, 8)
 
 
-# ---------------------------------------------------------------------------------------------
-# What a first call does in a capture
+# ---- What a first call does in a capture
 
 CALL = "batch_to_space", np.arange(36, dtype=np.float32).reshape(4, 9), (1, 4)
 
@@ -197,8 +194,7 @@ def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monk
     stream.end_capture()
 
 
-# ---------------------------------------------------------------------------------------------
-# On the stand-in
+# ---- On the stand-in
 
 SHOWN = """
 import sys

@@ -239,6 +239,12 @@ FOUND = {
         )
         for reduction in REDUCTIONS
     },
+    "edges of a large block": lambda: partial(
+        gpufold.take_blocks, ones((200, 200, 200)), [(0, 100, 0)], 200, mode="edge"
+    ),
+    "large blocks of halves": lambda: partial(
+        gpufold.add_blocks_, np.zeros((240,) * 3, "f2"), ones((3, 200, 200, 200), "f2"), np.zeros((3, 3), int)
+    ),
     "a large window: array_to_blocks": lambda: partial(
         gpufold.array_to_blocks, ones((2498, 1999)), 1999, strides=499, window=WINDOW
     ),
@@ -265,8 +271,7 @@ def test_many_small_blocks_at_positions_need_no_more_than_few_of_them(one_thread
     assert max(added, taken) < 8_000_000
 
 
-# ---------------------------------------------------------------------------------------------
-# However many taps or blocks there are, what Python does and keeps is bounded by the arrays
+# ---- However many taps or blocks there are, what Python does and keeps is bounded by the arrays
 
 
 def kept_by(call):

@@ -5,27 +5,11 @@ from __future__ import annotations
 from functools import cache, partial
 from math import prod
 
+import cases
 import definition
 import numpy as np
 import pytest
-from cases import (
-    EMPTY,
-    FAR_CASES,
-    HUGE_CASES,
-    INEXACT,
-    POSITIONS_CASES_OF_KERNELS,
-    SPACE_CASES,
-    STILL_CASES,
-    BlocksCase,
-    Case,
-    assert_same_bits,
-    few_blocks_case,
-    garbage,
-    off_its_size,
-    peak_of,
-    values,
-    window_of,
-)
+from cases import FAR_CASES, SPACE_CASES, BlocksCase, assert_same_bits, garbage, peak_of, values, window_of
 from executors import Call, arrays_of, assert_same_bytes, calls_of, in_order
 from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
@@ -112,7 +96,7 @@ MEMORY = {
     "native": lambda array: array,
     "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
     "read-only": lambda array: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape),
-    "off its size": off_its_size,
+    "off its size": cases.off_its_size,
 }
 """Memory as others have it."""
 
@@ -165,13 +149,13 @@ def check_out_beside(call, out, want, where):
 
 def is_large(case):
     """Whether the definition, in Python, takes a second or more."""
-    return isinstance(case, Case) and prod(case.kernel_size) * prod(case.num_blocks) > 20_000
+    return isinstance(case, cases.Case) and prod(case.kernel_size) * prod(case.num_blocks) > 20_000
 
 
 DEFINED = [
     pytest.param(row, marks=[pytest.mark.all] if is_large(row.case) else [], id=str(row))
     for row in ROWS
-    if row.case not in (*POSITIONS_CASES_OF_KERNELS, *FAR_CASES)
+    if row.case not in (*cases.POSITIONS_CASES_OF_KERNELS, *FAR_CASES)
 ]
 NO_SPACE = [case for case in SPACE_CASES if not prod(case.space_shape)]
 
@@ -187,20 +171,20 @@ def test_every_call_is_its_definition(row, number, every_way):
     check(row, number)
 
 
-@pytest.mark.parametrize("row", rows_of(*FAR_CASES, *HUGE_CASES), ids=str)
+@pytest.mark.parametrize("row", rows_of(*FAR_CASES, *cases.HUGE_CASES), ids=str)
 def test_taps_and_blocks_may_be_far_apart(row, every_way):
     for number in range(3):
         check(row, number)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int8", "complex64"])
-@pytest.mark.parametrize("case", STILL_CASES, ids=str)
+@pytest.mark.parametrize("case", cases.STILL_CASES, ids=str)
 def test_many_taps_on_one_pixel_are_added_in_their_order(case, dtype):
-    for kind in ("none", "full") if np.dtype(dtype) in INEXACT else ("none",):
+    for kind in ("none", "full") if np.dtype(dtype) in cases.INEXACT else ("none",):
         check(Row("col2im", case), 1, dtype=dtype, source="", fusion=("sum", kind, False))
 
 
-@pytest.mark.parametrize("row", rows_of(*EMPTY, *NO_SPACE), ids=str)
+@pytest.mark.parametrize("row", rows_of(*cases.EMPTY, *NO_SPACE), ids=str)
 def test_arrays_may_have_no_elements(row, every_way):
     check(row, 1, mode="constant")
 
@@ -218,7 +202,7 @@ def test_random_calls_are_their_definition(first, every_way):
     for seed in range(first, first + 20):
         for row in random_rows(seed):
             check(row, 1 + seed % 3)
-    for row in rows_of(few_blocks_case(first // 20)):
+    for row in rows_of(cases.few_blocks_case(first // 20)):
         check(row, 1)
 
 
@@ -296,8 +280,7 @@ def test_tiles_of_short_blocks_is_faster_by_index_enough_to_be_copied(dtype, mon
     assert copied
 
 
-# ---------------------------------------------------------------------------------------------
-# Blocks at positions
+# ---- Blocks at positions
 
 
 VIEWS = {

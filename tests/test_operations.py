@@ -188,8 +188,7 @@ def test_sizes_may_be_anything_that_counts():
         assert_same_bits(gpufold.blocks_to_array(blocks, (4, 4), block, reduction="mean"), want[0])
 
 
-# ---------------------------------------------------------------------------------------------
-# Averages
+# ---- Averages
 
 
 @pytest.mark.parametrize("weight_dtype", ["f2", "f4", ">f4", "f8", "g", "i1", "u8"])
@@ -219,8 +218,7 @@ def test_where_all_weights_are_zero_an_average_is_whatever_lies_there(reduction,
     np.testing.assert_array_equal(gpufold.blocks_to_array(blocks, (8, 8), (3, 3), **options), want)
 
 
-# ---------------------------------------------------------------------------------------------
-# Integers and bool, which are averaged and weighed in wider dtypes
+# ---- Integers and bool, which are averaged and weighed in wider dtypes
 
 
 INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -288,8 +286,7 @@ def test_averages_are_divided_by_what_a_window_is_now(dtype):
             np.testing.assert_allclose(got, 7, rtol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------
-# Narrow windows: what a tile covers with weights other than zero is never lost, though their product is tiny
+# ---- Narrow windows: what a tile covers with weights other than zero is never lost, though their product is tiny
 
 SIGMAS, SIDES = (0.5, 1, 1.5, 2, 4, 8), (8, 16, 32, 64)
 
@@ -357,16 +354,6 @@ def test_weights_of_whole_blocks_are_not_lost_either(kind, window, products, mon
     stitcher.add(tile, [(0,)], weights=weights)
     for got in (gpufold.average(sums, weight), stitcher.result()):
         np.testing.assert_allclose(got, [5, 5, 5])
-
-
-@pytest.mark.parametrize("changed", ["array", "out", "weight_out"])
-def test_weights_of_blocks_share_no_memory_with_what_is_changed(changed):
-    memory, blocks = np.ones(6, np.float32), np.ones((4, 3), np.float32)
-    array, add = np.zeros(4, np.float32), gpufold.add_blocks if changed == "out" else gpufold.add_blocks_
-    given = {"array": array, "weights": memory[2:], changed: memory[:4]}
-    with pytest.raises(ValueError, match=rf": {changed} must share no memory with weights"):
-        add(blocks=blocks, positions=[2, 1, 0, -1], **given)
-    assert memory.tolist() == [1] * 6
 
 
 def test_weights_of_blocks_in_another_byte_order():

@@ -122,8 +122,7 @@ def test_a_call_on_numpy_arrays_needs_numpy_alone():
     assert not foreign
 
 
-# ---------------------------------------------------------------------------------------------
-# Submodules that load on first use
+# ---- Submodules that load on first use
 
 
 def printed(code, *unimportable):
@@ -188,8 +187,7 @@ def test_dir_shows_what_is_public_and_can_be_had():
     assert {*gpufold.__all__, "onnx"} <= public <= {*gpufold.__all__, "jax", "onnx"}
 
 
-# ---------------------------------------------------------------------------------------------
-# Releases, and the version as others cite and pack it
+# ---- Releases, and the version as others cite and pack it
 
 
 def read(path):

@@ -541,8 +541,7 @@ def test_equal_structs_have_equal_bytes():
     assert packed == Struct("<q i 4x").pack(2, 1)
 
 
-# ---------------------------------------------------------------------------------------------
-# Random calls
+# ---- Random calls
 
 CALLS = 4000
 REGISTERS_OF_A_BLOCK = 65536

@@ -6,18 +6,10 @@ import re
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+import cases
 import numpy as np
 import pytest
-from cases import (
-    POSITIONS_CASES,
-    BlocksCase,
-    Case,
-    PositionsCase,
-    SpaceCase,
-    assert_same_bits,
-    awkward_weights,
-    window_of,
-)
+from cases import POSITIONS_CASES, BlocksCase, Case, PositionsCase, SpaceCase, assert_same_bits, window_of
 from executors import arrays_of, calls_of, plans_of, wide_offsets
 from faults import FAULTS
 from test_gpu import FUNCTIONS, SHORT_CASES, SLIDING, launches, symbols_of
@@ -45,7 +37,7 @@ def first(case, name, **options):
 
 def awkward(dtype):
     """Describe a call with infinite weights and NaN: zero times these, of a tap that does not exist, is NaN."""
-    return first(WORDS, dtype, window=window_of("separable", WORDS.kernel_size, dtype, 2, awkward_weights))
+    return first(WORDS, dtype, window=window_of("separable", WORDS.kernel_size, dtype, 2, cases.awkward_weights))
 
 
 def of_blocks(dtype, side, stride):

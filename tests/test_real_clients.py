@@ -40,8 +40,7 @@ def peaks_of(**runs):
     return peaks
 
 
-# ---------------------------------------------------------------------------------------------
-# MONAI
+# ---- MONAI
 
 
 NUMPYS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -104,8 +103,7 @@ def test_labels_of_many_classes_are_made_slab_by_slab():
     assert peaks[0] < 0.5 * peaks[1]
 
 
-# ---------------------------------------------------------------------------------------------
-# nnU-Net
+# ---- nnU-Net
 
 
 @pytest.mark.peer("nnunetv2")
@@ -121,8 +119,7 @@ def test_nnunets_tiles_are_evenly_spaced_ones():
         np.testing.assert_array_equal(gpufold.grid_positions(size, tile, strides=tile // 2, last="even"), want)
 
 
-# ---------------------------------------------------------------------------------------------
-# Demucs
+# ---- Demucs
 
 
 @pytest.mark.peer("demucs")
@@ -153,8 +150,7 @@ def test_demucs_overlap_add_has_the_same_bits(length, power):
     np.testing.assert_array_equal(stitcher.result(), theirs[0])
 
 
-# ---------------------------------------------------------------------------------------------
-# diffusers
+# ---- diffusers
 
 
 def autoencoder():

@@ -301,8 +301,7 @@ def test_there_are_slabs_only_where_they_are_wanted():
         gpufold.Stitcher((8, 9), (4, 5)).finished()
 
 
-# ---------------------------------------------------------------------------------------------
-# One caller at a time, all of a batch or nothing
+# ---- One caller at a time, all of a batch or nothing
 
 
 def added_by_four(stitcher, slabs):

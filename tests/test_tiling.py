@@ -6,6 +6,7 @@ Where tiles do not matter, that is.
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from enum import Enum
@@ -94,8 +95,7 @@ def test_tensors_are_mapped_with_gradients():
     torch.testing.assert_close(image.grad, torch.full_like(image, 2))
 
 
-# ---------------------------------------------------------------------------------------------
-# Arrays of every kind
+# ---- Arrays of every kind
 
 
 def on_disk(array, path):
@@ -154,8 +154,8 @@ def test_axes_smaller_than_a_tile_lie_in_its_middle():
     assert (np.diff(seen[0][0, 0, :6], axis=0) == 0).all()  # five rows before, six behind
     assert (np.diff(seen[0][0, 0, 9:], axis=0) == 0).all()
     np.testing.assert_array_equal(seen[0][0, 0, 5:10], IMAGE[0, :5, :16])
-    for shape in ((2, 0, 5), (5, 0)):
-        assert gpufold.map_tiles(np.copy, np.zeros(shape), (2, 4), strides=2).shape == shape
+    for shape, side in (((2, 0, 5), 2), ((5, 0), 2), ((0, 6, 7), 4)):
+        assert gpufold.map_tiles(np.copy, np.zeros(shape), (side, 4), strides=2).shape == shape
 
 
 def test_what_no_tile_covers_is_refused_or_filled():
@@ -184,8 +184,7 @@ def test_batches_are_counted_by_what_is_given():
     assert len(seen) == 6
 
 
-# ---------------------------------------------------------------------------------------------
-# Killed, and started again
+# ---- Killed, and started again
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -216,10 +215,6 @@ def test_what_was_interrupted_goes_on_with_the_same_bits(batch, tmp_path):
         assert not note.exists()
 
 
-def test_an_array_without_planes_has_nothing_uncovered():
-    assert gpufold.map_tiles(np.copy, np.ones((0, 6, 7)), (4, 4), strides=2).shape == (0, 6, 7)
-
-
 def test_an_out_that_was_erased_is_refused(tmp_path):
     note, out = tmp_path / "rows", np.zeros_like(IMAGE)
     with pytest.raises(KeyboardInterrupt):
@@ -232,34 +227,27 @@ def test_an_out_that_was_erased_is_refused(tmp_path):
     np.testing.assert_array_equal(out, mapped(np.copy))
 
 
-def test_notes_of_another_call_are_refused(tmp_path):
-    note, out = tmp_path / "rows", np.zeros_like(IMAGE)
-    note.write_text("12 rows of another")
-    with pytest.raises(ValueError, match=r"resume must name the notes of this call, .* says of another"):
-        mapped(np.copy, out=out, resume=note)
+NOTES = {
+    "of another call": ("says of another", lambda text: "12 rows of another"),
+    **{
+        f"of {rows} rows": (f"says {rows}$", lambda text, rows=rows: re.sub(r"^\d+", rows, text))
+        for rows in ("xx", "500", "-5")
+    },
+    "a digit more": ("", lambda text: f"1{text}"),
+    "a line less": ("", lambda text: text.partition("\n")[0]),
+}
+"""What another call noted, or nobody, each with what is said of it."""
 
 
-@pytest.mark.parametrize("rows", ["xx", "500", "-5"])
-def test_damaged_notes_are_refused(rows, tmp_path):
-    note, out = tmp_path / "rows", np.zeros_like(IMAGE)
-    with pytest.raises(KeyboardInterrupt):
-        mapped(partial(interrupted, seen=[]), out=out, resume=note, batch=4)
-    note.write_text(rows + note.read_text().lstrip("0123456789"))
-    with pytest.raises(ValueError, match=rf"resume must name the notes of this call, .* says {rows}$"):
-        mapped(np.copy, out=out, resume=note, batch=4)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda text: f"1{text}", lambda text: text.partition("\n")[0]], ids=["digit", "line"]
-)
-def test_notes_that_were_changed_are_refused(change, tmp_path):
-    """Each left rows unwritten, without an error."""
+@pytest.mark.parametrize(("said", "change"), NOTES.values(), ids=NOTES)
+def test_notes_that_are_damaged_or_of_another_call_are_refused(said, change, tmp_path):
+    """Some left rows unwritten, without an error."""
     note, line = tmp_path / "rows", np.arange(400.0)
     out = np.zeros_like(line)
     with pytest.raises(KeyboardInterrupt):
         gpufold.map_tiles(partial(interrupted, seen=[]), line, 8, strides=6, out=out, resume=note)
     note.write_text(change(note.read_text()))
-    with pytest.raises(ValueError, match="resume must name the notes of this call"):
+    with pytest.raises(ValueError, match=rf"resume must name the notes of this call, .* {said}"):
         gpufold.map_tiles(np.copy, line, 8, strides=6, out=out, resume=note)
 
 
@@ -457,8 +445,7 @@ def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(sh
     rmtree(tmp_path)  # pytest keeps those of three runs
 
 
-# ---------------------------------------------------------------------------------------------
-# Where tiles lie that cover an array: four rules, each as its definition says, and as the programs that it is from
+# ---- Where tiles lie that cover an array: four rules, each as its definition says, and as the programs that it is from
 
 RULES = ("shift", "even", "over", "drop")
 

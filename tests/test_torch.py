@@ -43,8 +43,7 @@ def placed(call, to="cpu"):
     return call.with_arrays_of(SimpleNamespace(asarray=partial(torch.asarray, device=to)))
 
 
-# ---------------------------------------------------------------------------------------------
-# Values
+# ---- Values
 
 
 LAYOUTS = {
@@ -81,8 +80,7 @@ def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
         assert into.__array_interface__["data"][0] == result.data_ptr()
 
 
-# ---------------------------------------------------------------------------------------------
-# Gradients
+# ---- Gradients
 
 
 @pytest.mark.some(3)
@@ -321,8 +319,7 @@ def test_sums_in_a_wider_dtype_are_those_of_converted_data(name, narrow, wide):
         assert all(map(torch.equal, of_window, gradients[2][1:]))
 
 
-# ---------------------------------------------------------------------------------------------
-# What a caller changes before the gradient is asked for
+# ---- What a caller changes before the gradient is asked for
 
 
 def stitch(tiles, places):
@@ -570,8 +567,7 @@ def test_results_lie_in_torchs_memory(dtype):
     columns.detach().untyped_storage().resize_(0)  # that of an argument too
 
 
-# ---------------------------------------------------------------------------------------------
-# Tiles stitched as they come
+# ---- Tiles stitched as they come
 
 
 def test_what_is_stitched_has_gradients():
@@ -607,8 +603,7 @@ def test_sums_that_have_gradients_are_not_pickled(learns, reduction):
             save(stitcher)
 
 
-# ---------------------------------------------------------------------------------------------
-# torch's fold and unfold, and those who use them
+# ---- torch's fold and unfold, and those who use them
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.bfloat16], ids=str)
@@ -635,8 +630,7 @@ def test_modules_are_torchs(sizes, lead, dtype):
         assert torch.equal(*[leaf.grad for leaf in leaves])
 
 
-# ---------------------------------------------------------------------------------------------
-# Errors
+# ---- Errors
 
 COLUMN = torch.zeros(4, 9)
 with warnings.catch_warnings(action="ignore"):

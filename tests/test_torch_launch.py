@@ -7,23 +7,11 @@ from __future__ import annotations
 
 import random
 
+import fronts
 import pytest
 import torch
 from cases import DTYPES, assert_same_bits
-from fronts import (
-    DEVICE,
-    EVERY,
-    HANDLE,
-    as_array,
-    as_tensor,
-    call_by,
-    in_dtypes,
-    lend,
-    named,
-    passing_for_gpu,
-    synchronize,
-    waiting,
-)
+from fronts import DEVICE, EVERY, HANDLE, as_array, as_tensor, call_by, in_dtypes, named, synchronize
 from test_torch import placed, tensors_of
 
 import gpufold.torch
@@ -36,7 +24,7 @@ pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
 @pytest.fixture
 def launches(monkeypatch):
-    with passing_for_gpu(monkeypatch) as launched:
+    with fronts.passing_for_gpu(monkeypatch) as launched:
         yield launched
 
 
@@ -66,7 +54,7 @@ def check_gradients(call, given):
 @pytest.mark.some(5)
 @named(EVERY)
 def test_gradients_are_launched_too(launches, monkeypatch, call):
-    monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
+    monkeypatch.setattr(executing, "_execute_on_gpu", fronts.waiting(executing._execute_on_gpu))
     check_gradients(placed(call), tensors_of(call, "float64", learns=True))
     assert launches
 
@@ -140,7 +128,7 @@ UNREADY = {
 @pytest.mark.parametrize("layout", UNREADY)
 def test_weights_of_an_operator_are_made_ready_for_kernels(launches, layout):
     blocks, window, out = whole_numbers((2, 3, 2)), whole_numbers((3, 2)), whole_numbers((5, 4))
-    positions = lend(torch.tensor([[0, 0], [3, 2]]))
+    positions = fronts.lend(torch.tensor([[0, 0], [3, 2]]))
     want = gpufold.add_blocks(*(each.numpy() for each in (out, blocks, positions)), window=window.numpy())
     choices = "sum", False, "auto", True, True, False
     got = torch.ops.gpufold.add_blocks(blocks, UNREADY[layout](window), positions, out, *choices)

@@ -17,6 +17,8 @@ import torch
 from cases import CASES, Case, assert_same_bits, fold, random_case, unfold, values
 from fronts import RIGHT, arrays_and_others, as_array, as_tensor
 from test_torch import LAYOUTS, TRANSFORMS
+from test_torch_tools import COLUMNS
+from test_torch_tools import fold as small
 from torch.autograd import forward_ad
 
 import gpufold.torch
@@ -210,8 +212,7 @@ def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed):
         assert got.requires_grad is (enabled and any(learns)), said
 
 
-# ---------------------------------------------------------------------------------------------
-# Small sums that record a gradient
+# ---- Small sums that record a gradient
 
 
 def symmetric(case):
@@ -253,13 +254,6 @@ def test_what_records_a_gradient_has_the_bits_of_the_numpy_path_and_so_have_its_
             (second,) = torch.autograd.grad(first, ahead, as_tensor(again))
             for got, want in zip((result, first, second), wants, strict=True):
                 assert_same_bits(as_array(got), want)
-
-
-COLUMNS = torch.arange(72.0).reshape(2, 4, 9).cos()
-
-
-def small(columns):
-    return gpufold.torch.fold(columns, 4, 2)
 
 
 def learning():

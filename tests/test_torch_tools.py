@@ -21,8 +21,7 @@ def fold(columns, window=None):
     return gpufold.torch.fold(columns, 4, 2, window=window)
 
 
-# ---------------------------------------------------------------------------------------------
-# Transforms and tracers
+# ---- Transforms and tracers
 
 
 class Network(torch.nn.Module):
@@ -106,8 +105,7 @@ def test_a_saved_program_says_what_to_import(tmp_path):
     assert rest.strip() == ""
 
 
-# ---------------------------------------------------------------------------------------------
-# Habits
+# ---- Habits
 
 
 @pytest.mark.parametrize("of", [np.int64, np.uint8, int], ids=lambda kind: kind.__name__)

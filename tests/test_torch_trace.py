@@ -220,8 +220,7 @@ def test_fake_and_meta_tensors_are_like_real_ones(call, dtype, learns):
             assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
 
 
-# ---------------------------------------------------------------------------------------------
-# Sizes that follow the input's
+# ---- Sizes that follow the input's
 
 
 SAVED = {
@@ -275,8 +274,7 @@ def test_a_traced_size_must_be_an_integer():
             )
 
 
-# ---------------------------------------------------------------------------------------------
-# Every way by which sizes and positions are given, under everything that records or transforms a call
+# ---- Every way by which sizes and positions are given, under everything that records or transforms a call
 
 PLACES = [(0, 1), (-1, 2)]
 

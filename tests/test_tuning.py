@@ -40,7 +40,6 @@ def taking(number, dtype):
 
 
 FOLD = calls_of(CASES[0], np.float32)[0]
-DIVIDING = EVERY_CALL[-1]
 IN_PLACE, OF_FLOATS = (replace(adding(11, dtype), operation="add_blocks_") for dtype in (np.int32, np.float32))
 RACED = (
     *EVERY_CALL,
@@ -262,8 +261,7 @@ def problem(call, device=H200):
     return Problem(described, Operand.contiguous(call.data.shape), Operand.contiguous(result), device)
 
 
-# ---------------------------------------------------------------------------------------------
-# Files
+# ---- Files
 
 
 def raced(cupy, clock):
@@ -368,8 +366,7 @@ def test_the_environment_turns_it_on_and_off(monkeypatch, tmp_path, setting, wan
     assert python("-c", SETTING, GPUFOLD_AUTOTUNE=setting).strip() == want
 
 
-# ---------------------------------------------------------------------------------------------
-# Keys, explain and warmup
+# ---- Keys, explain and warmup
 
 
 def key(call, *arrays):
@@ -414,7 +411,7 @@ def test_explain_says_what_was_measured_and_what_the_rule_would_take(cupy, clock
     assert f"the rule would take {why.rule.variant}" in str(why)
 
 
-WARMED = {call.operation: call for call in (*EVERY_CALL, FOLD, adding(11, np.int32), taking(3, np.float32), DIVIDING)}
+WARMED = {call.operation: call for call in (*EVERY_CALL, FOLD, adding(11, np.int32), taking(3, np.float32))}
 
 
 @pytest.mark.parametrize("of", [str, np.dtype, lambda name: np.dtype(name).type], ids=["name", "dtype", "type"])
