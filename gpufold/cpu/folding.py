@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -224,14 +223,10 @@ def _unfold_padded(image: Array, columns: Array, axes: Axes, weights: Array | No
     parts = parts_of(image.shape[:2], most, (), threads)
     apart = 1 < threads <= len(parts)
     shape = (*image[parts[0]].shape[:2], *(axis.padded_size for axis in axes))
-    unused = deque[Array]()
+    unused = [np.zeros(shape, image.dtype) for _ in range(threads if apart else 1)]
 
     def copy(part: Index, threads: int) -> None:
-        try:
-            padded = unused.pop()
-        except IndexError:
-            padded = np.zeros(shape, image.dtype)
-        some = image[part]
+        padded, some = unused.pop(), image[part]
         few = padded[: len(some), : some.shape[1]]
         copy_rows(some, few[inside])
         _unfold_view(few, columns[part], whole, weights, threads, weigh=copy_and_multiply)
