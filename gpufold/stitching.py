@@ -280,9 +280,9 @@ class Stitcher(_Of[ArrayT, WholeT]):
             places = places.reshape(0, len(tile))
         if tuple(places.shape) != (*count, len(tile)):
             hint = ""
-            if count == (1,) and places.shape[-1] == 1 < len(tile):
+            if count == (1,) and tuple(places.shape) == (len(tile), 1):
                 hint = f"; {SINGLE}"
-            elif places.shape[-1] != len(tile):
+            elif len(places.shape) == 2 and places.shape[1] != len(tile):
                 hint = f"; block_shape {self._block} has one value per axis of positions"
             raise ValueError(
                 f"Stitcher.add: positions must be (number of blocks, number of spatial axes) = {(*count, len(tile))} "

@@ -298,6 +298,19 @@ BAD_CALLS = [
     (adding(positions=THREE[:2]), ValueError, ["(2, 2, *block_shape)", "got shape (3, 2, 2, 3)"]),
     (adding(blocks=TILES[:, :1]), ValueError, ["blocks must be", "got shape (3, 1, 2, 3)"]),
     (adding(blocks=TILES[..., 0]), ValueError, ["blocks must be", "got shape (3, 2, 2)"]),
+    *(
+        (adding(array=np.ones(shape), blocks=np.ones(blocks), positions=at), ValueError, [hint])
+        for shape, blocks, at, hint in (
+            ((8, 8), (1, 4, 4), (3, 4), "a single position is in a list of its own"),
+            ((3, 8), (3, 3, 4), (3, 4), "3 blocks need as many positions"),
+            ((3, 8, 8), (2, 4, 4, 3), [(0, 0)] * 2, "others, such as channels, come first"),
+            ((3, 8, 8), (5, 4, 4), [(0, 0)] * 5, "others, such as channels, come first"),
+            ((3, 8, 8), (3, 4, 4), [(0, 0)] * 5, "numpy.broadcast_to(block, (5, *block.shape))"),
+        )
+    ),
+    (taking(positions=(3, 4)), ValueError, ["a single position is in a list of its own", "got 2: block_shape=(2, 3)"]),
+    (apart(array=np.ones((3, 40)), block_shape=9), ValueError, ["an int means every axis", "such as (9,) for one"]),
+    (apart(block_shape=np.ones((3, 20, 20))), TypeError, ["got an array of shape (3, 20, 20)"]),
     *((make(window=np.ones((3, 2))), ValueError, ["window must have the shape (2, 3)"]) for make in (adding, taking)),
     *((adding(weights=np.ones(bad)), ValueError, ["the shape (3,), one for each block"]) for bad in (2, (3, 1))),
     (adding(weights=np.ones(3, bool)), TypeError, ["weights must hold real numbers, got dtype bool"]),

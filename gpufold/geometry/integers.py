@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import wraps
 from inspect import signature
 from itertools import islice
@@ -51,8 +50,11 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
         else:
             if len(value) <= MOST_AXES:
                 return value if type(value) is tuple else tuple(value)
-    given = value
+    shape: object = ()
     try:
+        shape = getattr(value, "shape", ())
+        if isinstance(shape, tuple) and len(shape) > 1:
+            raise TypeError("an image in place of its size")  # before it is listed
         if has_own_arithmetic(value) or getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
             raise TypeError("units would be lost")  # times list as integers
         if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
@@ -63,9 +65,6 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
             raise TypeError(f"a {type(value).__qualname__} is no sequence of integers")
         integers = tuple(map(_integer, islice(value, MOST_AXES + 1)))  # type: ignore[call-overload]
     except Exception as error:  # whatever the methods of a caller's own class raise
-        shape: object = ()
-        with suppress(Exception):
-            shape = given.shape  # type: ignore[attr-defined]
         got = f"an array of shape {tuple(shape)}" if isinstance(shape, tuple) and len(shape) > 1 else shown(value)
         raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {got}") from error
     if len(integers) > MOST_AXES:
