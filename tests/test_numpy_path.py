@@ -14,9 +14,9 @@ from executors import Call, arrays_of, assert_same_bytes, calls_of, in_order
 from test_kernels import ROWS, SUMS, Row, drawn, drawn_call, laid_out, random_rows
 
 import gpufold
-from gpufold import threads
+from gpufold import keeping, threads
 from gpufold.calls import MODES
-from gpufold.cpu import indexed, runs, tiles
+from gpufold.cpu import fused, indexed, runs, tiles
 from gpufold.cpu import positions as on_positions
 from gpufold.cpu.arithmetic import ROUNDED
 
@@ -375,3 +375,19 @@ def test_blocks_of_an_image_in_any_layout_are_those_of_a_contiguous_copy(dtype, 
         wanted = call(image)
         for _ in range(8):
             assert_same_bits(call(given), wanted)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_calls_that_differ_in_the_kind_of_their_window_share_no_way(order, monkeypatch):
+    """Nor does one whose weights are too many to be stored."""
+    axes, array = (np.arange(1.0, 5), np.arange(2.0, 7), np.arange(3.0, 9)), np.random.default_rng(0).random((7, 8, 9))
+    windows = None, np.multiply.outer(np.outer(*axes[:2]), axes[2]), axes
+    sides = {"block_shape": (4, 5, 6), "strides": 2, "last": "over"}
+    calls = [partial(gpufold.array_to_blocks, array, window=window, **sides) for window in windows]
+    calls += [partial(gpufold.blocks_to_array, calls[0](), (7, 8, 9), window=window, **sides) for window in windows]
+    want = [call() for call in calls]
+    monkeypatch.setattr(fused, "WEIGHT_BYTES", 1)
+    for kept in keeping._results:
+        kept.clear()
+    for number in (*order, *(3 + each for each in order)):
+        assert_same_bits(calls[number](), want[number])
