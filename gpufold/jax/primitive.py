@@ -28,13 +28,9 @@ from gpufold.rounding import usual_mode
 call_p = Primitive("gpufold")
 
 
-def apply(call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
-    """Compute a call on checked arrays; a window is a tuple of arrays."""
-    return _bind(data, *(window or ()), *(each for each in (positions, out) if each is not None), call=call)
-
-
-def _bind(*operands: Any, call: Call) -> Any:
-    """Compute a call on operands that vary over the same axes of a mesh, as `jax.shard_map` wants them."""
+def apply(call: Call, *given: Any) -> Any:
+    """Compute a call on (data, window, positions, out), None if absent, which vary alike, as `jax.shard_map` wants."""
+    operands = jax.tree.leaves(given)
     axes = [_varying(jax.typeof(each)) for each in operands]
     lacking = [tuple(frozenset().union(*axes) - own) for own in axes]
     vary = partial(lax.pcast, to="varying") if hasattr(lax, "pcast") else lax.pvary  # which JAX 0.7 has
@@ -90,7 +86,7 @@ JAX = adjoints.Library(
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
     changes = [None if type(each) is ad.Zero else each for each in tangents]
     change = adjoints.tangent(JAX, call, parted(call, primals), parted(call, changes))
-    return _bind(*primals, call=call), change
+    return apply(call, *primals), change
 
 
 @own_promotion()
@@ -121,7 +117,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -
         return adjoints.batched_positions(JAX, size, (data_dim, positions_dim, out_dim), parted(call, operands), call)
 
     def compute(row: Sequence[Any]) -> Any:
-        return _bind(*(each if of is None else of for each, of in zip(operands, row, strict=True)), call=call)
+        return apply(call, *(each if of is None else of for each, of in zip(operands, row, strict=True)))
 
     rows = [None if dim is None else jnp.moveaxis(each, dim, 0) for each, dim in zip(operands, dims, strict=True)]
     return lax.map(compute, rows), 0
@@ -169,7 +165,7 @@ def _for_gpu(*operands: Any, call: Call) -> Any:
         return jnp.zeros(call.result_shape, call.dtype) if out is None else out
     if positions is not None and positions.dtype == jnp.int32:
         positions = jnp.stack((positions, positions >> 31), -1)  # the memory of int64
-    given = [data, *(window or ()), *(each for each in (positions, out) if each is not None)]
+    given = jax.tree.leaves((data, window, positions, out))
     if call.dtype != "bfloat16":
         return _called(on_gpu, call, given, call.dtype)
     given = [lax.bitcast_convert_type(each, jnp.uint16) if each.dtype == jnp.bfloat16 else each for each in given]
