@@ -102,8 +102,7 @@ def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
         results[-1] = cotangent
     for axis, each in enumerate(window or ()):
         if ad.is_undefined_primal(each):
-            given = data, cotangent, window, positions, [axis]
-            (results[1 + axis],) = adjoints.gradients_of_window(JAX, call, *given)
+            (results[1 + axis],) = adjoints.gradients_of_window(JAX, call, data, cotangent, window, positions, [axis])
     return results
 
 
