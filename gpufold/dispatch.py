@@ -87,13 +87,14 @@ class Like:
         """Return the error for arguments that do not fit."""
         return TypeError(f"{self._function.__name__}: the arguments are {', '.join(self.shown.parameters)}")
 
-    def dress(self, front: Callable[..., Any], said: str) -> None:
-        """Set a submodule function's name and signature, and add the summary, formula and `said` to its docstring."""
+    def dress(self, front: FunctionT, said: str) -> FunctionT:
+        """Give a submodule's function its name, signature and docstring: summary, formula, `said` and a link."""
         summary, formula, *_ = (getdoc(self._function) or "").split("\n\n")
         name = front.__name__ = front.__qualname__ = self._function.__name__
         parts = [summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)]
         front.__doc__ = "\n\n".join(filter(None, parts))
         front.__signature__ = self.shown  # type: ignore[attr-defined]
+        return linked(front)
 
 
 def linked(function: FunctionT) -> FunctionT:

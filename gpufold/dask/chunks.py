@@ -25,7 +25,7 @@ from gpufold.arrays import as_positions, check_bytes, device_of, library_of, res
 from gpufold.calls import Call, check_dtype
 from gpufold.compute import check_variant
 from gpufold.coverage import filled
-from gpufold.dispatch import Like, linked
+from gpufold.dispatch import Like
 from gpufold.elements import name_of
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.given import check_kind, shown, type_name
@@ -114,8 +114,7 @@ def lazily(
             filled(call.geometry, result, named.get("fill_value"))
             return result
 
-        like.dress(lazy, SAID)
-        return suggests_keywords(linked(lazy))
+        return suggests_keywords(like.dress(lazy, SAID))
 
     return decorate
 

@@ -13,7 +13,7 @@ import numpy as np
 from gpufold.arrays import as_positions, check_bytes, check_real, extended_call
 from gpufold.calls import Call
 from gpufold.coverage import filled
-from gpufold.dispatch import Like, linked
+from gpufold.dispatch import Like
 from gpufold.given import check_kind
 from gpufold.jax.primitive import apply, own_promotion
 from gpufold.names import misfit
@@ -35,10 +35,8 @@ def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
         return _computed(name, arguments)
 
     said = "Arguments and errors are those of `gpufold.{name}`, but for `out` and `accumulate`; results are new arrays."
-    like.dress(function, said)
-    linked(function)
     function.__module__ = "gpufold.jax"
-    return function
+    return like.dress(function, said)
 
 
 @own_promotion()

@@ -12,7 +12,6 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from gpufold.calls import Unsupported
-from gpufold.dispatch import linked
 from gpufold.names import misfit, renamed
 from gpufold.operations import OPERATIONS
 from gpufold.torch.tensors import nested
@@ -89,8 +88,6 @@ def overridable(function: Callable[Parameters, Tensor]) -> Callable[Parameters, 
             finally:
                 del answer  # whose traceback has this frame, which has the arguments
 
-    if function.__name__.rstrip("_") in OPERATIONS:
-        linked(forward)
     forward.__prepare_scriptable__ = lambda: refuse_script(function.__name__)  # type: ignore[attr-defined]
     return forward
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpufold import blocks, calls, outside, positions, sliding, space
 from gpufold.arrays import check_bytes, extended_call
 from gpufold.coverage import filled
-from gpufold.dispatch import FunctionT, Like
+from gpufold.dispatch import FunctionT, Like, linked
 from gpufold.elements import check_sums, check_weight_sums
 from gpufold.given import is_separable, word
 from gpufold.operations import OPERATIONS
@@ -100,8 +100,8 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
             return _taken(given[0], places, block, values["window"], values["mode"])
         return operators.record(name, values, places)
 
-    like.dress(computed, SAID + OF_WINDOWS * ("window" in known) + OF_POSITIONS * placed + more)
-    taken: Any = overridable(computed)
+    said = SAID + OF_WINDOWS * ("window" in known) + OF_POSITIONS * placed + more
+    taken: Any = overridable(like.dress(computed, said))
     return taken  # type: ignore[no-any-return]
 
 
@@ -122,6 +122,7 @@ average = on_tensors(positions.average, "Gradients are zero if the weight is.")
 
 
 @overridable
+@linked
 def add_blocks_(
     array: Tensor,
     blocks: Tensor,
