@@ -88,4 +88,4 @@ def taken(
         along = folded(library, begin + arange(side), extent, mode)
         index.append(along.reshape(-1, *(1,) * axis, side, *(1,) * (rank - 1 - axis)))
     blocks = library.moveaxis(array[(..., *index)], lead, 0)
-    return to_blocks(blocks, block, strides=block).reshape(blocks.shape)
+    return to_blocks(array=blocks, block_shape=block, strides=block).reshape(blocks.shape)

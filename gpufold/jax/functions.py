@@ -32,7 +32,7 @@ def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
             arguments = like.shown.bind(*given, **named).arguments
         except TypeError as error:
             raise misfit(function, name, given, named) or TypeError(f"{name}: {error}") from None
-        return _computed(name, arguments)
+        return _computed(name, **arguments)
 
     said = "Arguments and errors are those of `gpufold.{name}`, but for `out` and `accumulate`; results are new arrays."
     function.__module__ = "gpufold.jax"
@@ -40,11 +40,11 @@ def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
 
 
 @own_promotion()
-def _computed(name: str, given: dict[str, Any]) -> Any:
+def _computed(name: str, /, **given: Any) -> Any:
     """Check the arguments of a call, which may be traced, and compute it."""
     operation, window = OPERATIONS[name], given.get("weight" if name == "average" else "window")
-    first, by_block = next(iter(given)), given.pop("weights", None)
-    for argument in (first, operation.data, "weight"):
+    by_block = given.pop("weights", None)
+    for argument in ("array", operation.data, "weight"):
         if argument in given:
             _check_array(name, argument, given[argument])
     if "positions" in given:
@@ -65,15 +65,10 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         narrow = each.astype if name == "average" else partial(_narrowed, each)  # zero is none to divide by
         weights.append(narrow(call.element.weight))
     if call.fusion.mode in BY_INDEX:
-
-        def weighted(array: jax.Array, block_shape: Any, strides: Any) -> Any:
-            options = {"block_shape": block_shape, "strides": strides, "window": window}
-            return _computed("array_to_blocks", {"array": array, **options})
-
-        block = call.geometry.block_shape
+        weighted, block = partial(_computed, "array_to_blocks", window=window), call.geometry.block_shape
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     data = given[operation.data].astype(call.dtype)
-    into = given[first].astype(call.dtype) if name == "add_blocks" else None
+    into = given["array"].astype(call.dtype) if name == "add_blocks" else None
     if by_block is not None:
         return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
     result = apply(call._replace(data_dtype=""), data, tuple(weights), given.get("positions"), into)
