@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,7 @@ def _computed(name: str, /, **given: Any) -> Any:
     kept = jax.dtypes.canonicalize_dtype(jnp.dtype(call.dtype)).name  # without jax_enable_x64 one of 32 bits
     if kept != call.dtype and given.get("dtype") is not None:
         raise TypeError(f"{name}: dtype must be one that JAX has without jax_enable_x64, got {call.dtype}; enable it")
-    call = call._replace(dtype=kept)
+    call = call._replace(dtype=kept, data_dtype="")
     if name == "array_to_blocks" and call.fusion.mode != "constant":
         call, margins = extended_call(call, call.element.itemsize)
         given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
@@ -68,25 +68,22 @@ def _computed(name: str, /, **given: Any) -> Any:
         weighted, block = partial(_computed, "array_to_blocks", window=window), call.geometry.block_shape
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     data = given[operation.data].astype(call.dtype)
-    into = given["array"].astype(call.dtype) if name == "add_blocks" else None
     if by_block is not None:
-        return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
-    result = apply(call._replace(data_dtype=""), data, tuple(weights), given.get("positions"), into)
+        data, weights = _weighed(call, data, by_block, weights), []
+        call = call._replace(dtype=data.dtype.name, fusion=call.fusion._replace(window="none"))
+    into = given["array"].astype(call.dtype) if name == "add_blocks" else None
+    result = apply(call, data, tuple(weights), given.get("positions"), into).astype(kept)
     return filled(call.geometry, result, given.get("fill_value"))
 
 
-def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, weights: Any) -> Any:
-    """Add blocks with one weight per block besides a window: they are multiplied first."""
-    array, blocks, positions = arrays
+def _weighed(call: Call, blocks: Any, by_block: Any, weights: Sequence[Any]) -> Any:
+    """Return blocks times one weight per block and those of a window, in the dtype of their sums."""
     _check_array("add_blocks", "weights", by_block)
     check_block_weights("add_blocks", by_block, call.dtype, len(blocks))
     each = of_elements(jnp, _narrowed(by_block, call.element.weight), weights, blocks.ndim)
     if blocks.dtype.kind == "c":
-        terms = jax.lax.complex(blocks.real * each, blocks.imag * each)
-    else:
-        terms = blocks.astype(each.dtype) * each
-    plain = call._replace(data_dtype="", dtype=terms.dtype.name, fusion=call.fusion._replace(window="none"))
-    return apply(plain, terms, (), positions, array.astype(terms.dtype)).astype(array.dtype)
+        return jax.lax.complex(blocks.real * each, blocks.imag * each)
+    return blocks * each
 
 
 def _check_array(name: str, argument: str, array: object) -> None:
