@@ -62,8 +62,7 @@ def _computed(name: str, /, **given: Any) -> Any:
         argument = name_of_axis(call, window, axis)
         _check_array(name, argument, each)
         check_real(name, argument, each.dtype)
-        narrow = each.astype if name == "average" else partial(_narrowed, each)  # zero is none to divide by
-        weights.append(narrow(call.element.weight))
+        weights.append(_narrowed(each, call.element.weight, name))
     if call.fusion.mode in BY_INDEX:
         weighted, block = partial(_computed, "array_to_blocks", window=window), call.geometry.block_shape
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
@@ -90,10 +89,10 @@ def _check_array(name: str, argument: str, array: object) -> None:
     check_kind(name, argument, array, jax.Array, "jax.Array", "jax.numpy.asarray")
 
 
-def _narrowed(weights: jax.Array, dtype: str) -> Any:
-    """Return weights in a dtype; no nonzero weight becomes zero."""
+def _narrowed(weights: jax.Array, dtype: str, operation: str = "") -> Any:
+    """Return weights in a dtype; no nonzero weight becomes zero, except one that `average` divides by."""
     narrow = weights.astype(dtype)
-    if weights.dtype.kind != "f" or weights.dtype.itemsize <= narrow.dtype.itemsize:
+    if weights.dtype != jnp.float64 or dtype != "float32" or operation == "average":
         return narrow
     return jnp.where((narrow == 0) & (weights != 0), jnp.sign(weights).astype(dtype) * np.finfo(dtype).tiny, narrow)
 
