@@ -22,6 +22,8 @@ from gpufold.outside import BY_INDEX, extended, taken
 from gpufold.weights import of_elements
 from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
+_check_array = partial(check_kind, kind=jax.Array, named="jax.Array", convert="jax.numpy.asarray")
+
 
 def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
     """Return a public function for JAX arrays, which are immutable."""
@@ -83,10 +85,6 @@ def _weighed(call: Call, blocks: Any, by_block: Any, weights: Sequence[Any]) -> 
     if blocks.dtype.kind == "c":
         return jax.lax.complex(blocks.real * each, blocks.imag * each)
     return blocks * each
-
-
-def _check_array(name: str, argument: str, array: object) -> None:
-    check_kind(name, argument, array, jax.Array, "jax.Array", "jax.numpy.asarray")
 
 
 def _narrowed(weights: jax.Array, dtype: str, operation: str = "") -> Any:
