@@ -145,16 +145,16 @@ def on_gpu(call: Call, context: Any, result: Any, *operands: Any) -> None:
     launcher().execute_dense(call, (data, of_result, None, positions, window or ()), stream)
 
 
-def _called(callback: Callable[..., None], call: Call, operands: Sequence[Any], dtype: Any) -> Any:
-    """Return the result of a callback, in the buffer of the array that it is added to."""
+def _called(callback: Callable[..., None], call: Call, operands: Sequence[Any]) -> Any:
+    """Return the result of a callback, of the data's dtype, in the buffer of the array that it is added to."""
     aliases = {len(operands) - 1: 0} if call.fusion.accumulate else {}
-    result = jax.ShapeDtypeStruct(call.result_shape, dtype)
+    result = jax.ShapeDtypeStruct(call.result_shape, operands[0].dtype)
     return buffer_callback(partial(callback, call), result, input_output_aliases=aliases)(*operands)
 
 
 def _for_cpu(*operands: Any, call: Call) -> Any:
     check_variant(call, True, "jax.Array on the CPU", "jax.device_put({}, jax.devices('cuda')[0])")
-    return _called(on_cpu, call, operands, call.dtype)
+    return _called(on_cpu, call, operands)
 
 
 def _for_gpu(*operands: Any, call: Call) -> Any:
@@ -165,10 +165,9 @@ def _for_gpu(*operands: Any, call: Call) -> Any:
     if positions is not None and positions.dtype == jnp.int32:
         positions = jnp.stack((positions, positions >> 31), -1)  # the memory of int64
     given = jax.tree.leaves((data, window, positions, out))
-    if call.dtype != "bfloat16":
-        return _called(on_gpu, call, given, call.dtype)
-    given = [lax.bitcast_convert_type(each, jnp.uint16) if each.dtype == jnp.bfloat16 else each for each in given]
-    return lax.bitcast_convert_type(_called(on_gpu, call, given, jnp.uint16), jnp.bfloat16)
+    given = [each.view(jnp.uint16) if each.dtype == jnp.bfloat16 else each for each in given]
+    result = _called(on_gpu, call, given)
+    return result.view(call.dtype) if call.dtype == "bfloat16" else result
 
 
 for _platform, _compute in (("cpu", _for_cpu), ("cuda", _for_gpu)):
