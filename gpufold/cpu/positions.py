@@ -424,7 +424,10 @@ def _take_one_by_one(
     for place, pixels, met in _placed(first.tolist(), side, size):
         missed.remove(number := known[place])
         block = blocks[number]
-        if not nearest and len(met) > 1 and block.nbytes <= BLOCK_BYTES:
+        if len(met) == 1:  # the whole block
+            multiply(array[pixels], weights, block)
+            continue
+        if not nearest and block.nbytes <= BLOCK_BYTES:
             block[...] = zero
         multiply(array[pixels], None if nearest else part_of(weights, met), block[met])
         if nearest or block.nbytes > BLOCK_BYTES:
