@@ -20,8 +20,8 @@ DTYPES = ("float32",) * 4 + ("float64", "float16", "complex64", "uint8", "int32"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 1 << 26
 """Bytes of the larger array of a problem."""
 
-PEERS = ("loop", "numpy", "torch", "onnxruntime", "openvino")
-"""Peers: the faster of loops over blocks and over taps, a copy of a view, and libraries."""
+PEERS = ("loop", "numpy", "torch", "onnxruntime", "openvino", "torch, scatter_add", "add.at", "pty-chi")
+"""Peers: the faster of loops over blocks and over taps, a copy of a view, libraries, and sums by index."""
 
 
 def problems(seed: int, count: int) -> list[Problem]:

@@ -505,6 +505,24 @@ def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
     return problem.bound(function, tensor.new_zeros, given)
 
 
+def _scatter_add_in_torch(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
+    """Add the elements of all planes at once by index; those outside go to an extra element."""
+    import torch
+
+    geometry, places, size = problem.geometry, problem.positions(), prod(problem.geometry.size)
+    weights = torch.from_numpy(problem.block_weights().reshape(-1))
+
+    def run(tensor: Any) -> Any:
+        index = torch.from_numpy(pixels(geometry, places).ravel())
+        terms = tensor.reshape(len(places), geometry.planes, -1)
+        terms = terms * weights if problem.window else terms
+        image = tensor.new_zeros((geometry.planes, size + 1))
+        terms = terms.transpose(0, 1).reshape(geometry.planes, -1)
+        return image.scatter_add_(1, index.expand(geometry.planes, -1), terms)[:, :size]
+
+    return run
+
+
 def _unfold_nd(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
     """Run unfoldNd on one and three axes, which torch does not support."""
     geometry = problem.geometry
@@ -703,6 +721,8 @@ GRADIENT, OF_FLOATS = partial(_on_tensors, gradient=True), {"dtypes": FLOATS, "z
 REAL = tuple(name for name in ELEMENT_TYPES if name not in ("bfloat16", *COMPLEX))
 ADDED = "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"
 """The dtypes that CuPy adds by index."""
+SCATTERED = (*FLOATS, *COMPLEX, "uint8", "int32", "int64")
+"""Dtypes that torch adds by index."""
 
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
@@ -727,6 +747,14 @@ PEERS: tuple[Peer, ...] = (
     Peer("pty-chi", "ptychi", BOTH, partial(_on_tensors, _pty_chi), AT_POSITIONS, (2,)),
     Peer("loop", "numpy", CPU, _loop),
     Peer("add.at", "numpy", CPU, _add_at, ("add_blocks",)),
+    Peer(
+        "torch, scatter_add",
+        "torch",
+        CPU,
+        partial(_on_tensors, _scatter_add_in_torch),
+        ("add_blocks",),
+        dtypes=SCATTERED,
+    ),
     Peer("add.at", "cupy", GPU, _add_at, ("add_blocks",), dtypes=ADDED),
     Peer("Triton", "triton", GPU, partial(_on_tensors, _triton), axes=(1, 2), dtypes=FLOATS[:3], **SUM),
     Peer("naive gather", "cupy", GPU, NAIVE, axes=(1, 2, 3), dtypes=("float32",), **SUM),
