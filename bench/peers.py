@@ -211,7 +211,8 @@ def _put_together(problem: Problem, data: Any, weights: Any, moves: Callable[[],
 
 def _take_apart(problem: Problem, image: Any, weights: Any, moves: Callable[[], Moves]) -> Any:
     image = padded(image, problem.geometry)
-    result = np.zeros(problem.output_shape, image.dtype)
+    allocate = np.zeros if problem.operation in AT_POSITIONS else np.empty  # on a grid, every element is stored
+    result = allocate(problem.output_shape, image.dtype)
     blocks = problem.as_blocks(result) if problem.operation == "im2col" else result
     for where, part, taps in moves():
         blocks[part] = image[where] * weights[taps] if problem.window else image[where]
