@@ -367,12 +367,18 @@ COMPILED_TAPS = 16
 """Most taps of a fold by JAX: at[].add compiles a step for each, and the transpose for 3x3x3 takes 20 seconds."""
 
 
-def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
-    """Compile a function of an array; XLA has as many threads as the first call of a process asks for."""
-    os.environ.setdefault("NPROC", str(threads))
+def _start_jax(threads: int) -> Any:
+    """Import JAX; XLA has as many threads as the first call of a process asks for, before it makes an array."""
+    os.environ["NPROC"] = str(threads)
     import jax
 
     jax.config.update("jax_enable_x64", True)
+    return jax
+
+
+def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
+    """Compile a function of an array."""
+    jax = _start_jax(threads)
     compiled, array = jax.jit(run), jax.numpy.asarray(data)
     return Call(lambda: compiled(array).block_until_ready(), np.asarray)
 
@@ -419,7 +425,7 @@ def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
 
 def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
     """Let gpufold compute on JAX arrays, in a compiled program."""
-    from jax import numpy
+    numpy = _start_jax(threads).numpy
 
     function, zeros = getattr(gpufold, problem.operation), partial(numpy.zeros, dtype=data.dtype)
     return _in_jax(data, threads, problem.bound(function, zeros, problem.given(numpy.asarray)))
