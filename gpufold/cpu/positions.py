@@ -244,13 +244,15 @@ def _scatter(total: Array, blocks: Array, factors: Factors, numbers: Array, firs
     planes, block = as_strided(total, shape, steps), blocks.shape[-rank:]
     step = max(1, LOOKED_UP // (rank * prod(block)))
     for start in range(0, len(numbers), step):
-        few = numbers[start : start + step]
+        few: Any = numbers[start : start + step]
+        if few[-1] - few[0] < len(few):  # a slice is copied faster than blocks by number
+            few = slice(few[0], few[-1] + 1)
         index, crossing, outside = _indices(total, block, first[start : start + step])
         weights = [each if len(each) == 1 else each[few] for each in factors.arrays]
         for plane in np.ndindex(planes.shape[:-1]):
-            terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
-            if weights:
-                multiply(terms, factors.product(weights), terms)
+            some = blocks[(few, *plane)]
+            terms = np.empty(some.shape, total.dtype)
+            multiply(some, factors.product(weights) if weights else None, terms)
             terms = terms.reshape(index.shape)
             terms[crossing] = np.where(outside, nothing, terms[crossing])
             np.add.at(planes[plane], index.ravel(), terms.ravel())
