@@ -117,21 +117,26 @@ def _two_passes(problem: Problem, data: Any, threads: int) -> Call:
     """Let gpufold fold twice, as without fusion."""
     weights = library_of(data).asarray(problem.block_weights().reshape(-1, 1))
     fold = partial(gpufold.col2im, **replace(problem, operation="col2im").arguments)
-    return Call(lambda: _average(problem, data, weights, fold))
+    return Call(partial(_average(problem, weights, fold), data))
 
 
-def _average(problem: Problem, data: Any, weights: Any, fold: Callable[[Any], Any]) -> Any:
-    """Fold weighted columns, and divide by the fold of the weights of one plane."""
-    geometry, columns = problem.geometry, problem.as_columns(data)
-    blocks = columns.shape[-1]
-    if problem.window:
-        by_channel = columns.reshape(geometry.planes, len(weights), blocks)
-        columns = (by_channel * weights).reshape(columns.shape)
-    image = fold(columns)
-    if problem.reduction != "sum":
-        power = library_of(data).broadcast_to(_powers(problem, weights), (1, len(weights), blocks))
-        image = _divided(image, fold(power))
-    return image.reshape(geometry.array_shape)
+def _average(problem: Problem, weights: Any, fold: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that folds weighted columns, and divides by the fold of the weights of one plane, made once."""
+    geometry, library = problem.geometry, library_of(weights)
+    blocks = prod(geometry.num_blocks)
+    power = library.broadcast_to(_powers(problem, weights), (1, len(weights), blocks))
+    divisor = None if problem.reduction == "sum" else fold(power)
+
+    def run(data: Any) -> Any:
+        columns = problem.as_columns(data)
+        if problem.window:
+            by_channel = columns.reshape(geometry.planes, len(weights), blocks)
+            columns = (by_channel * weights).reshape(columns.shape)
+        image = fold(columns)
+        image = image if divisor is None else _divided(image, divisor)
+        return image.reshape(geometry.array_shape)
+
+    return run
 
 
 LOOPED_BLOCKS = 4096
@@ -476,29 +481,44 @@ def _options_of_torch(geometry: SlidingGeometry, rank: int) -> dict[str, tuple[i
 
 
 def _torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any] | None:
-    """Return F.fold or F.unfold, with an audio axis as an image of height 1, or a permutation."""
+    """Return F.fold, F.unfold with an audio axis as an image of height 1, a copy of all blocks, or a permutation."""
     import torch
     from torch.nn import functional
 
     geometry = problem.geometry
     if isinstance(geometry, SpaceGeometry):
         return lambda tensor: permuted(problem, tensor).contiguous()
-    if not _symmetric(geometry) or not (tensor.is_floating_point() or tensor.is_complex()):
+    weights = torch.as_tensor(problem.block_weights(), device=tensor.device)
+    if problem.operation == "array_to_blocks":
+        return partial(_copied_windows, problem, weights)
+    if len(geometry.axes) > 2 or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    shape, picture = problem.output_shape, (1, *geometry.size)[-2:]
     options = _options_of_torch(geometry, 2)
-    if problem.fused:
-        weights = torch.as_tensor(problem.block_weights().reshape(-1, 1), device=tensor.device)
-        fold = partial(functional.fold, output_size=picture, **options)
-        return lambda tensor: _average(problem, tensor, weights, fold)
-    if problem.operation not in TAKING:
-        return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
+    even = _symmetric(geometry)  # else the padding is an image's own
+    options["padding"] = options["padding"] if even else (0, 0)
+    picture = (1, *along(geometry, "size" if even else "padded_size"))[-2:]
+
+    def fold(columns: Any) -> Any:
+        image = functional.fold(columns, picture, **options)
+        return image if even else cropped(image, geometry)
 
     def unfold(tensor: Any) -> Any:
-        columns = functional.unfold(tensor.reshape(*tensor.shape[:2], *picture), **options)
-        return columns if problem.operation == "im2col" else problem.as_blocks(columns)
+        image = tensor if even else padded(tensor, geometry)
+        return functional.unfold(image.reshape(*image.shape[:2], *picture), **options)
 
-    return unfold
+    if problem.fused:
+        return _average(problem, weights.reshape(-1, 1), fold)
+    if problem.operation in TAKING:
+        return unfold
+    return lambda tensor: fold(problem.as_columns(tensor)).reshape(problem.output_shape)
+
+
+def _copied_windows(problem: Problem, weights: Any, tensor: Any) -> Any:
+    """Copy, or multiply, a view of all blocks."""
+    view = padded(tensor, problem.geometry)
+    for number, axis in enumerate(problem.geometry.axes, 2):
+        view = view.unfold(number, axis.dilated_kernel, axis.stride)[..., :: axis.dilation]
+    return view * weights if problem.window else view.contiguous()
 
 
 def _gpufold_torch_run(problem: Problem, tensor: Any) -> Callable[[Any], Any]:
@@ -517,12 +537,12 @@ def _scatter_add_in_torch(problem: Problem, tensor: Any) -> Callable[[Any], Any]
     import torch
 
     geometry, places, size = problem.geometry, problem.positions(), prod(problem.geometry.size)
-    weights = torch.from_numpy(problem.block_weights().reshape(-1))
+    weights = torch.from_numpy(problem.block_weights().reshape(-1)) if problem.window else None
 
     def run(tensor: Any) -> Any:
         index = torch.from_numpy(pixels(geometry, places).ravel())
         terms = tensor.reshape(len(places), geometry.planes, -1)
-        terms = terms * weights if problem.window else terms
+        terms = terms if weights is None else terms * weights
         image = tensor.new_zeros((geometry.planes, size + 1))
         terms = terms.transpose(0, 1).reshape(geometry.planes, -1)
         return image.scatter_add_(1, index.expand(geometry.planes, -1), terms)[:, :size]
@@ -732,9 +752,9 @@ SCATTERED = (*FLOATS, *COMPLEX, "uint8", "int32", "int64")
 """Dtypes that torch adds by index."""
 
 PEERS: tuple[Peer, ...] = (
-    Peer("torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2)),
+    Peer("torch", "torch", BOTH, partial(_on_tensors, _torch_run), ON_GRIDS, (1, 2, 3)),
     Peer("gpufold.torch", "torch", BOTH, partial(_on_tensors, _gpufold_torch_run), zero_dilation=True),
-    Peer("torch, gradient", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2), FLOATS),
+    Peer("torch, gradient", "torch", BOTH, partial(GRADIENT, _torch_run), ON_GRIDS, (1, 2, 3), FLOATS),
     Peer("gpufold.torch, gradient", "torch", BOTH, partial(GRADIENT, _gpufold_torch_run), **OF_FLOATS),
     Peer("onnxruntime", "onnxruntime", CPU, _onnxruntime, SUMS, dtypes=("float32", "float16"), **PLAIN),
     Peer("openvino", "openvino", CPU, _openvino, ("col2im", *SPACE), (2,), REAL, zero_dilation=True, **PLAIN),
