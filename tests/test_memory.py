@@ -233,10 +233,11 @@ FOUND = {
         for reduction in REDUCTIONS
     },
     **{
-        f"a large window: {reduction}": lambda reduction=reduction: partial(
-            gpufold.blocks_to_array, ones((2, 1, 1999, 1999)), (2498, 1999), 1999, strides=499, window=WINDOW,
+        f"a window of {n} elements: {reduction}": lambda n=n, reduction=reduction: partial(
+            gpufold.blocks_to_array, ones((2, 1, n, n)), (n + n // 4, n), n, strides=n // 4, window=[each[:n] for each in WINDOW],
             reduction=reduction,
         )
+        for n in (1000, 1999)
         for reduction in REDUCTIONS
     },
     "edges of a large block": lambda: partial(

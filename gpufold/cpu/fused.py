@@ -26,8 +26,8 @@ from gpufold.weights import at_least, counted, least_weight, product_of, smalles
 SMALL_BYTES = 1 << 17
 """Most bytes of a window, and of the divisors of a plane, that are kept for further calls."""
 
-WEIGHT_BYTES = 3 << 20
-"""Bytes of a block's weights above which those of its axes are multiplied some at a time; half, if they are raised."""
+WEIGHT_BYTES = 4 << 20
+"""Bytes of a block's weights above which those of its axes are multiplied in parts; a third, if they are raised."""
 
 Weights: TypeAlias = tuple[Array, ...] | None
 """The weights of a window, as `gpufold.windows.as_weights` returns them."""
@@ -82,7 +82,7 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
         return Factors([window[0].reshape(block_shape)])
     with np.errstate(all="ignore"):  # as in sums
         size = prod(block_shape) * window[0].itemsize
-        if apart and len(window) > 1 and size > (WEIGHT_BYTES // 2 if least else WEIGHT_BYTES):
+        if apart and len(window) > 1 and size > (WEIGHT_BYTES // 3 if least else WEIGHT_BYTES):
             return factored(along_axes(window, block_shape, least), least)
         weights: Array = product_of(np, window, least)
     return Factors([weights.reshape(block_shape)])
