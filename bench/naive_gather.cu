@@ -1,5 +1,5 @@
-// col2im as peers ship it, to compare with: one thread per pixel walks over the blocks that reach it, and
-// divides to find their taps.
+// col2im as peers ship it, to compare with: one thread per pixel walks over all taps of the kernel, and
+// divides to find the block of each that lands on the pixel, if any.
 //
 //   columns  (planes, *kernel, *blocks), C-contiguous    read
 //   image    (planes, *size), C-contiguous               written, each element once

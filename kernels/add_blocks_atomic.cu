@@ -6,8 +6,13 @@
 //   window     weights of a block's elements, or null            read
 //   weight_out sums of weights (*size), if requested             added to
 //
-// The order of addition is the hardware's, so only sums of integers and bool are bitwise reproducible. Wins
-// for very many small blocks, which every tile of an image would have to search otherwise.
+// The order of addition is the hardware's, so only sums of integers and bool are bitwise reproducible.
+//
+// `auto` takes it first for at most BINNED_MIN_TESTS elements whose sums are exact, see
+// gpufold/gpu/choice.py. No saved run has measured so few. It wins for many small blocks of integers: for
+// particles-7x7 in int32 it took 0.83 and 0.93 of the time of add_blocks_binned in the two
+// bench/results/tuned-*.jsonl. In float32 and complex64 it took 1.02 to 2.2 times as long as the fastest
+// kernel, in bench/results/gpu-h100-2026-11-27.json.
 #include "positions.cuh"
 #include "atomic.cuh"
 

@@ -13,8 +13,8 @@
 // its block covers are bits of words. Votes and shuffles transpose these words: then each lane knows the
 // blocks that cover its pixel of a row, as bits with the first block highest. It adds them in order,
 // without atomics, with the loads of some rows in flight. Lists of at most 32 blocks are sorted here; lists
-// of overflowing tiles are sorted already and added part by part. Wins for many small blocks: the rest of an
-// image costs nothing.
+// of overflowing tiles are sorted already and added part by part. Wins for many small blocks: a warp
+// whose tile has none reads its bin and ends.
 #include "bins.cuh"
 #include "bits.cuh"
 

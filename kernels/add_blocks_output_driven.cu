@@ -8,14 +8,14 @@
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
 //   weight_out sums of weights (*size), if requested             read and written as the image
 //
-// The threads test some hundred blocks at a time and list those that intersect the tile, in order. Then each
-// warp goes through the list. A lane has a few rows of one column in some planes, and loads its elements
-// of several blocks before it adds the first: the loads are in flight together, and the additions are in the
-// order of the blocks, without atomics. The kernel is one function: list and sums take turns at the same
-// barriers, and share what a thread knows of its pixels.
+// The threads test CANDIDATES blocks each at a time, 256 to 1,024 together, and list those that intersect the
+// tile, in order. Then each warp goes through the list. A lane has a few rows of one column in some planes,
+// and loads its elements of several blocks before it adds the first: the loads are in flight together, and
+// the additions are in the order of the blocks, without atomics. The kernel is one function: list and sums
+// take turns at the same barriers, and share what a thread knows of its pixels.
 //
-// Tiles are small, so that many are in progress and none with many blocks takes long. The number of tests is
-// tiles times blocks: little work beside the sums if a block has hundreds of pixels.
+// Tiles are small, so that many are in progress and none with many blocks takes long. Every tile tests
+// every block: little work beside the sums if a block has many more elements than the image has tiles.
 #define L2_FETCH ".L2::128B"
 #include "bits.cuh"
 #include "positions.cuh"

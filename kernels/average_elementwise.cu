@@ -2,7 +2,7 @@
 //
 //   numerator  (*extents), any strides   read, each element once; it may be the result itself
 //   result     (*extents), any strides   each element written once, after it was read
-//   window     weights of the last elements of the array, contiguous   read by every plane
+//   window     (weights,), contiguous    read by every thread, once per element; broadcast over leading axes
 //
 // Neighbouring threads have neighbouring elements along the last axis.
 #include "window.cuh"

@@ -2,7 +2,7 @@
 //
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, any strides
-//   window                         weights of nothing, always null, not read
+//   window (always null)           not read
 //
 // Stores are contiguous whatever the crops and the rows' length; a warp's loads are one run per phase of the
 // last axis. Serves every call, and wins where the last axis is not split (an element is then as wide a word

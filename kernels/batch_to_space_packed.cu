@@ -3,7 +3,7 @@
 //
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, contiguous
-//   window                         weights of nothing, always null, not read
+//   window (always null)           not read
 //
 // A piece is BLOCKS blocks of the last axis with PHASES pixels each, or PHASES pixels that begin anywhere
 // in a block and may end in the next one. The last piece of a row may be shorter. A thread loads a line for

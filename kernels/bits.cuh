@@ -2,7 +2,8 @@
 #pragma once
 #include "common.cuh"
 
-// Ones from a bit on up to another, neither below zero; past the last bit there is none.
+// A word in which bits begin, begin + 1, ..., end - 1 are ones, as far as it has them. Neither number is
+// negative.
 inline __device__ unsigned run_of_bits(Offset begin, Offset end)
 {
     return __funnelshift_lc(0, ~0u, unsigned(begin)) & ~__funnelshift_lc(0, ~0u, unsigned(end));

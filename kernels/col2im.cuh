@@ -38,7 +38,7 @@ struct Parameters {
     Offset block_stride[rank];
     Offset tap_step_stride[rank]; // from a tap that lands on a pixel to the next one that does
     Offset pixel_stride[rank];    // of the image
-    Divisor by_extent[rank];      // what a thread number is made of, per axis
+    Divisor by_extent[rank];      // extents to unravel a thread's number by, as np.unravel_index does
     Divisor by_channels;          // groups of them
 };
 

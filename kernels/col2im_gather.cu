@@ -21,7 +21,8 @@
 // added in lexicographic order. No atomics and no zero fill.
 //
 // Pixels win if the taps of a block lie closer in memory than its blocks, or if blocks are one pixel apart;
-// otherwise parts win. They are refused if a stride has 128 times as many as a row, for the rest has no pixel.
+// otherwise parts win. Parts are refused if a stride has over 128 times as many as a row of pixels can
+// meet: the threads of all others would have no pixel.
 #define L2_FETCH ".L2::128B"
 #include "col2im.cuh"
 #include "fusion.cuh"

@@ -217,8 +217,8 @@ template <int bytes> using AliasedWord = Word<bytes>;
 #endif
 template <int bytes> using InRegisters = Word<(bytes < 4 ? 4 : bytes)>;
 
-// What a load fetches into the L2 cache besides its own sectors. A kernel whose threads read whole lines
-// defines the rest of the line: an H100 was faster then, and slower if lines are read in part.
+// A suffix of load instructions, which says what else to fetch into the L2 cache; by default nothing. A
+// kernel whose threads read whole lines defines it as ".L2::128B", the rest of the line.
 #ifndef L2_FETCH
 #define L2_FETCH ""
 #endif
@@ -440,7 +440,8 @@ inline __device__ Offset grid_index()
     return Offset(blockIdx.x) * Offset(blockDim.x) + Offset(threadIdx.x);
 }
 
-// A nonnegative number in 64 bits: its products need not consider a sign.
+// A nonnegative number in 64 bits: its products need not consider a sign. Of a negative number the result is
+// wrong, and may only be part of an address that is not used.
 inline __device__ long long to_int64(Offset number)
 {
     return static_cast<long long>(UnsignedOffset(number));
@@ -452,8 +453,8 @@ inline __device__ bool within(Offset value, Offset extent)
     return UnsignedOffset(value) < UnsignedOffset(extent);
 }
 
-// Division of any n >= 0 by a number known on the host, in two instructions: gpufold/gpu/parameters.py makes
-// the constants.
+// Division of any n >= 0 by a number known on the host, by a product and a shift: two instructions if offsets
+// have 32 bits, more if 64. gpufold/gpu/parameters.py makes the constants.
 struct Divisor {
     Offset divisor;
     UnsignedOffset multiplier;

@@ -9,8 +9,8 @@
 //   mean           the weights of the taps that land on it, added up; without a window the number of the taps
 //   least_squares  the squares of these weights, added up; without a window the number of the taps
 //
-// Nonzero weights of an average count as at least 2^-96 in magnitude: those of an axis as a root of that, and
-// those that are squared as 2^-48.
+// Nonzero weights of an average count as at least 2^-96 in magnitude, those of float64 as 2^-960: weights of
+// an axis as a root of that, and weights that are squared as its square root, 2^-48 and 2^-480.
 #pragma once
 #include "col2im.cuh"
 #include "window.cuh"
@@ -232,7 +232,7 @@ struct Denominator {
         if constexpr (divides_by_axes)
             value = Weight(product.sum);
     }
-    // The average, which is zero if the denominator is below the smallest normal number.
+    // The average, which is zero if the denominator's magnitude is below the smallest normal number.
     template <typename Number> __device__ Number finish(Number sum) const
     {
         if constexpr (averages)

@@ -1,9 +1,9 @@
 // im2col into contiguous columns in which the taps of a block are adjacent: one thread has a few neighbouring
 // blocks, and a warp stores its blocks as one run of bytes.
 //
-//   image    (batch, channels, *size)                read, contiguous along the last axis
+//   image    (batch, channels, *size)             read, contiguous along the last axis
 //   columns  (batch, channels, *blocks, *kernel)  each element written once, contiguous
-//   window   weights of the taps, always null        not read
+//   window   weights of the taps, always null     not read
 //
 // A thread has BLOCKS blocks of a row, or what is left of it. It loads the pixels under them once, a line
 // for each row of taps, in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels before

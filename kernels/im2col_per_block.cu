@@ -1,9 +1,9 @@
 // im2col and space_to_batch where neighbouring blocks are close: one thread takes one block out of a few
 // planes, and stores what it loads.
 //
-//   image    (batch, planes, *size)                read, any strides
-//   columns  (batch, planes, *kernel, *blocks)  each element written once, any strides
-//   window   weights of the taps, or null           read
+//   image    (batch, planes, *size)             read, any strides
+//   columns  (batch, planes, *kernel, *blocks)  each element written once, any strides, but taps evenly apart
+//   window   weights of the taps, or null       read
 //
 // Neighbouring threads have neighbouring blocks: stores are contiguous whatever the rows' length,
 // loads are strided by the stride and find the rest of their sectors in the L1 cache. Wins until the stride
@@ -12,8 +12,8 @@
 // A thread serves its block in up to planes_per_thread planes, so that they share the index arithmetic, and
 // chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is unrolled. The last
 // axis has KERNEL_WIDTH taps; the last chunk of its row may be short. TAPS_AT_ONCE taps are loaded as one word,
-// aligned in the array, which pads and ends do not cut. The blocks of space_to_batch, whose stride is their
-// size, are small or not split along the last axis: an element is then as wide a word as its rows allow.
+// aligned in the array, which pads and ends do not cut. It is the only kernel of space_to_batch, whose blocks
+// touch; if the last axis is not split, an element is as wide a word as its rows allow.
 #include "sliding.cuh"
 
 constexpr Offset kernel_width = KERNEL_WIDTH;

@@ -1,12 +1,12 @@
 // im2col through shared memory: a thread block brings the pixels under a run of blocks there, for a row of
 // taps or several, and stores the run of each tap from sector to sector.
 //
-//   image    (batch, channels, *size)                read, any strides
-//   columns  (batch, channels, *kernel, *blocks)  each element written once, all blocks of a tap contiguous
-//   window   weights of the taps, or null            read, once per tap and thread block
+//   image    (batch, channels, *size)             read, any strides
+//   columns  (batch, channels, *kernel, *blocks)  each written once; taps evenly apart, of contiguous blocks
+//   window   weights of the taps, or null         read, once per tap and thread block
 //
-// A run of RUN blocks begins for each tap where a sector does: up to a sector of elements before the run's
-// number says. So a sector is written in part only at the ends of a tap.
+// Run r has RUN blocks. For each tap it begins at a sector of the columns, the one that block r * RUN lies
+// in. So a sector is written in part only at the ends of a tap.
 //
 // TAPS taps of a row are brought together, or all of those of PIECES rows. Neighbouring threads read
 // neighbouring words of LOADED pixels, the first of which lies LEAD pixels before a tap; what lies in the
@@ -20,7 +20,7 @@
 // A warp stores a share of a run of one tap at a time.
 //
 // Wins where blocks lie far apart, of which threads that load their own taps look up a line of the cache each,
-// and where rows have many taps, if the rows of columns are no whole sectors.
+// and where rows have many taps.
 #include "runs.cuh"
 
 constexpr int run = RUN, taps = TAPS, turns = TURNS, pieces = PIECES, row_turns = ROW_TURNS;

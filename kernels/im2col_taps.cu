@@ -1,9 +1,9 @@
 // im2col for columns whose taps lie closer than their blocks, as in a block-major layout: one thread takes
 // one word of taps of a few adjacent blocks of a row.
 //
-//   image    (batch, channels, *size)                read, any strides
+//   image    (batch, channels, *size)             read, any strides
 //   columns  (batch, channels, *kernel, *blocks)  each element written once, any strides
-//   window   weights of the taps, or null            read, once per thread; one tap is a word then
+//   window   weights of the taps, or null         read, once per thread; one tap is a word then
 //
 // Neighbouring threads take neighbouring words, so that stores are contiguous where blocks are, and loads
 // run along the rows of a block. A word is WORD taps of the last axis, 16 bytes at most and aligned in the

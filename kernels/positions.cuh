@@ -34,7 +34,7 @@ struct Parameters {
     Offset tap_stride[rank];
     Offset pixel_stride[rank];
     Offset weight_stride[rank]; // of the sums of weights
-    Divisor by_extent[rank];    // what an item's number is made of, per axis
+    Divisor by_extent[rank];    // extents to unravel an item's number by, as np.unravel_index does
     Divisor by_channels;        // groups of them
 };
 // Of kernels whose threads own elements of blocks.

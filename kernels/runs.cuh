@@ -1,5 +1,5 @@
-// What the kernels share whose thread blocks take the taps of a run of blocks: blocks of a plane that follow
-// each other in the columns, whatever their rows. Rows of taps are cut into pieces.
+// Shared by im2col_runs and im2col_staged, whose thread blocks take the taps of a run of blocks: blocks of a
+// plane that follow each other in the columns, from row to row. Rows of taps are cut into pieces.
 #pragma once
 #include "sliding.cuh"
 

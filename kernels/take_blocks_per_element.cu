@@ -2,14 +2,14 @@
 //
 //   image      (batch, channels, *size), any strides            read where blocks lie on it
 //   blocks     (count, batch, channels, *block), any strides    each element written once
-//   positions  (count, axes)                                     read by every thread, from the L1 cache
+//   positions  (count, axes)                                     read by every thread
 //   window     weights of a block's elements, or null            read, once for all planes of a thread
 //
-// A thread has as many planes as it can: they share everything but their addresses, which are a step apart.
-// If planes are few, it also has elements of several rows of a block, or of several parts of a row if there
-// is one axis. Neighbouring threads have neighbouring elements of a row, so loads and stores are as long as
-// rows are, and longer if the rows of a block are contiguous. Outside the image, elements are zero, and not
-// loaded, or the nearest pixel.
+// A thread has up to 8 planes, 32 bytes of elements at most, and half as many if planes are many and rows
+// short. They share everything but their addresses, which are a step apart. If planes are few, it also has
+// elements of several rows of a block, or of several parts of a row if there is one axis. Neighbouring
+// threads have neighbouring elements of a row, so loads and stores are as long as rows are, and longer if the
+// rows of a block are contiguous. Outside the image, elements are zero, and not loaded, or the nearest pixel.
 #include "positions.cuh"
 
 enum class Mode { constant, edge };

@@ -75,7 +75,7 @@ template <typename Element> inline __device__ Element weigh_element(Element elem
         return element;
 }
 
-// A mean, which is zero if the divisor is below the smallest normal number.
+// A mean, which is zero if the divisor's magnitude is below the smallest normal number.
 template <typename Number> inline __device__ Number divide_or_zero(Number sum, Weight divisor)
 {
     constexpr Weight least = Weight(sizeof(Weight) == 4 ? 0x1p-126 : 0x1p-1022);

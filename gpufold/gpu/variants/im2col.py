@@ -40,7 +40,7 @@ def simplified_view_of(problem: Problem) -> View:
 
 
 def per_block(problem: Problem) -> Plan:
-    """Plan one thread per block: any call, fast while neighbouring blocks are near."""
+    """Plan one thread per block: any call whose taps are evenly apart in the columns, fast while blocks are near."""
     return unfold.per_block(problem, simplified_view_of(problem))
 
 
