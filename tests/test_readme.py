@@ -155,7 +155,8 @@ def test_the_map_has_every_module_and_all_that_contributing_names_is_there():
 
 # ---- figures
 
-SAVED = "bench/results/cpu-2026-11-30.json"
+SAVED = "bench/results/cpu-2026-12-01.json"
+OF_ONE_THREAD = "bench/results/cpu-one-thread-2026-11-30.json"
 ON_A_GPU = "bench/results/gpu-h100-2026-11-27.json"
 
 
@@ -189,13 +190,13 @@ def test_the_tables_of_speed_are_those_of_the_saved_runs(document, first, saved)
 def test_the_means_on_a_cpu_are_those_of_the_saved_runs():
     text, means = DOCUMENTS["docs/performance.md"], []
     for count, threads in enumerate(("one", "two"), 1):
-        saved = f"bench/results/cpu-drawn-{threads}-thread{'s' * (count > 1)}-2026-11-30.json"
+        saved = f"bench/results/cpu-drawn-{threads}-thread{'s' * (count > 1)}-2026-12-01.json"
         run = Run.load(ROOT / saved)
         *_, (_, _, *figures) = distribution(run)
         of_peers, of_loops = " | ".join(figures[:3]), " | ".join(figures[3:])
         assert f"| {count} | fastest peer | {of_peers} | [commit {run.commit}](../{saved}) |" in text
         assert f"| {count} | loop | {of_loops} | the same |" in text
-    for saved in (SAVED, SAVED.replace("cpu", "cpu-one-thread")):
+    for saved in (SAVED, OF_ONE_THREAD):
         run = Run.load(ROOT / saved)
         rows = [row for row in run.rows if row.bytes >= LARGE_BYTES]
         speeds = [[row.speed_up(run.fastest_peer(row)) for row in rows], [row.speed_up("loop") for row in rows]]
@@ -243,7 +244,7 @@ def test_the_rule_takes_what_was_the_fastest_in_the_saved_run():
 
 
 def test_the_table_of_clients_is_that_of_its_saved_run():
-    run, text = Run.load(ROOT / "bench/results/cpu-one-thread-2026-11-30.json"), DOCUMENTS["docs/performance.md"]
+    run, text = Run.load(ROOT / OF_ONE_THREAD), DOCUMENTS["docs/performance.md"]
     header, *shown = table(text, "|  |  | gpufold | MONAI")
     names = header[2:]
     measured = []

@@ -192,7 +192,7 @@ def speed() -> Figure:
     from bench.report import by_operation
     from bench.results import Run
 
-    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-30.json"))
+    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-12-01.json"))
     shown = {"torch": "torch", "loop": "a NumPy loop", "fastest": "the fastest peer"}
     cells = {peer: [row[1 + peers.index(peer)] for row in measured] for peer in shown}
     factors = {peer: [float(cell.removesuffix("x") or 0) for cell in texts] for peer, texts in cells.items()}
