@@ -234,8 +234,8 @@ FOUND = {
     },
     **{
         f"a window of {n} elements: {reduction}": lambda n=n, reduction=reduction: partial(
-            gpufold.blocks_to_array, ones((2, 1, n, n)), (n + n // 4, n), n, strides=n // 4, window=[each[:n] for each in WINDOW],
-            reduction=reduction,
+            gpufold.blocks_to_array, ones((2, 1, n, n)), (n + n // 4, n), n, strides=n // 4,
+            window=[each[:n] for each in WINDOW], reduction=reduction,
         )
         for n in (1000, 1999)
         for reduction in REDUCTIONS

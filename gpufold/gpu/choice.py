@@ -107,7 +107,7 @@ def _stores_better_in_runs(view: View) -> bool:
 
 BINNED_MIN_TESTS = 1 << 20
 """Least tests of a block against a tile for which lists are worth their launches, and most elements for which exact
-atomic additions are faster than both."""
+atomic additions are taken, which no saved run measured."""
 
 
 def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
