@@ -88,7 +88,7 @@ class Like:
         return TypeError(f"{self._function.__name__}: the arguments are {', '.join(self.shown.parameters)}")
 
     def dress(self, front: FunctionT, said: str) -> FunctionT:
-        """Give a submodule's function its name, signature and docstring: summary, formula, `said` and a link."""
+        """Return a submodule's function with its name, signature and docstring: summary, formula, `said` and a link."""
         summary, formula, *_ = (getdoc(self._function) or "").split("\n\n")
         name = front.__name__ = front.__qualname__ = self._function.__name__
         parts = [summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)]

@@ -53,7 +53,6 @@ FEW_TAPS, WRITTEN_BYTES = 3, 1 << 22
 """Most taps of a row that is likely to be copied faster tap by tap, for all blocks, than as a row; then most bytes of a
 tile's columns, to which every tap writes."""
 
-
 LARGE_WEIGHTS = 1 << 20
 """Bytes of a block's weights above which tiles are smaller."""
 
