@@ -54,8 +54,10 @@ def on_tensors(function: FunctionT, more: str = "") -> FunctionT:
             if any([each not in named for each in arrays[len(given) :]]):
                 describe(*given, **named)  # raises
             given = (*given, *[named.pop(each) for each in arrays[len(given) :]])
-        others = *given[elements:count], by_block, *tensors.weights_of(named.get("window"))
-        traced, places = is_traced(*given[:elements]) or tensors.is_wrapped(*others), None
+        window, places = named.get("window"), None
+        traced = is_traced(*given[:elements])
+        if placed or window is not None:
+            traced = traced or tensors.is_wrapped(*given[elements:count], by_block, *tensors.weights_of(window))
         if placed:
             convert = operators.as_positions if traced else tensors.as_positions
             places = convert(name, given[elements], given[0])
