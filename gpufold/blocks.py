@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
 from typing import Any, overload
+
+import numpy as np
 
 from gpufold import calls
 from gpufold.arrays import (
@@ -23,6 +27,9 @@ from gpufold.coverage import filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
 from gpufold.outside import extended, in_memory_of
+
+PADDED_BYTES = 1 << 18
+"""Bytes of a padded array above which extracting the blocks beyond the end by their positions is faster on a CPU."""
 
 
 @dispatched
@@ -68,7 +75,7 @@ def array_to_blocks(
         at `grid_positions` for other placements.
     mode : str
         How elements beyond the end are filled, as in `take_blocks`: "constant" (zero), "edge", "reflect", "symmetric"
-        or "wrap". All but "constant" make a padded copy of an array if a block extends beyond it.
+        or "wrap". If a block extends beyond the array, all but "constant" make a padded copy of one in GPU memory.
 
     Returns
     -------
@@ -93,12 +100,38 @@ def array_to_blocks(
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
     if call.fusion.mode != "constant":
         check_bytes(call, call.result_shape, array.dtype.itemsize)
-        call, margins = extended_call(call, array.dtype.itemsize)
+        known, (call, margins) = call, extended_call(call, array.dtype.itemsize)
         library = library_of("array_to_blocks", "array", array)
+        if library is np and array.dtype.itemsize * prod(call.geometry.array_shape) > PADDED_BYTES:
+            blocks: ArrayT = _extended_by_position(known, array, out, window)
+            return blocks
         with device_of(library, array), in_memory_of("array_to_blocks", library):
             check_no_temporaries("array_to_blocks", library, f"mode {mode!r}")
             array = extended(library, library.arange, array, margins, mode)
     return compute(call, array, out, window)
+
+
+def _extended_by_position(call: Call, array: Any, out: Any, window: Any) -> Any:
+    """Extract blocks of an array of NumPy without a padded copy: those beyond its end by their positions."""
+    from gpufold.positions import take_blocks  # which imports this module
+
+    geometry: Any = call.geometry
+    mode: Any = call.fusion.mode
+    axes, lead = geometry.axes, array.ndim - len(geometry.axes)
+    result = compute(call._replace(fusion=call.fusion._replace(mode="constant")), array, out, window)
+    starts = [range(0, axis.blocks * axis.stride, axis.stride) for axis in axes]
+    for number, axis in enumerate(axes):
+        if not axis.pad_end or not result.size:
+            continue
+        beyond = [each[-1:] if other == number else each for other, each in enumerate(starts)]
+        longest = max(range(len(axes)), key=lambda other: len(beyond[other]))
+        for place in product(*[each[:1] if other == longest else each for other, each in enumerate(beyond)]):
+            index: list[Any] = [start // each.stride for start, each in zip(place, axes, strict=True)]
+            index[longest] = slice(index[longest], None)
+            blocks = np.moveaxis(result[(*(slice(None),) * lead, *index)], lead, 0)
+            positions = [(*place[:longest], start, *place[longest + 1 :]) for start in beyond[longest]]
+            take_blocks(array, positions, geometry.block_shape, window=window, mode=mode, out=blocks)
+    return result
 
 
 @overload  # averages and weighted sums of integers are floats
