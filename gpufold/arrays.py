@@ -207,10 +207,12 @@ def check_no_temporaries(operation: str, library: ModuleType, argument: str) -> 
         )
 
 
-def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "array") -> Any:
+def as_positions(
+    operation: str, library: ModuleType, positions: Any, array: Any, name: str = "array", converted: bool = True
+) -> Any:
     """Return positions as int64 that kernels can read, on the device of `array`; GPU positions are not read by the CPU.
 
-    Positions along one axis may be 1-D.
+    Positions along one axis may be 1-D. Arrays of NumPy stay as they are unless `converted`.
 
     >>> as_positions("add_blocks", np, [(0, -3), (5, 2)], np.zeros((8, 8)))
     array([[ 0, -3],
@@ -226,13 +228,13 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
             raise TypeError(f"{operation}: positions must be integers, got dtype {given.dtype}")
         check_device(operation, library, "positions", given, name, array)
     given = given[:, None] if len(given.shape) == 1 else given
-    if not on_host and is_kernel_ready(library, given, INT64):
+    if not on_host and ((library is np and not converted) or is_kernel_ready(library, given, INT64)):
         return given
     with device_of(library, array):
         check_no_capture(operation, library, "positions", f"a contiguous, aligned array of int64 beside {name}")
         if on_host:
-            return library.asarray(_as_int64(np, given))
-        return _as_int64(library, given)
+            return library.asarray(as_int64(np, given))
+        return as_int64(library, given)
 
 
 def _listed_positions(operation: str, positions: Any) -> Any:
@@ -260,7 +262,8 @@ def _listed_positions(operation: str, positions: Any) -> Any:
     )
 
 
-def _as_int64(library: ModuleType, positions: Any) -> Any:
+def as_int64(library: ModuleType, positions: Any) -> Any:
+    """Return positions as int64 that kernels can read."""
     if positions.dtype.kind == "u" and positions.dtype.itemsize == 8:  # beyond int64 is far outside of any array
         positions = library.minimum(aligned(library, positions), np.uint64(np.iinfo(np.int64).max))
     return kernel_ready(library, positions, np.int64)

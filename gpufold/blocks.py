@@ -21,7 +21,7 @@ from gpufold.arrays import (
     extended_call,
     library_of,
 )
-from gpufold.calls import Average, Mode, Reduction, Variant
+from gpufold.calls import Average, Call, Mode, Reduction, Variant
 from gpufold.compute import compute
 from gpufold.coverage import filled
 from gpufold.dispatch import dispatched

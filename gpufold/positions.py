@@ -17,6 +17,7 @@ from gpufold.arrays import (
     Positions,
     Shaped,
     Window,
+    as_int64,
     as_positions,
     check_apart,
     check_bytes,
@@ -203,7 +204,7 @@ def _described(
     """Check a call; return its library, description, positions and weights of blocks as kernels read them."""
     library = library_of("add_blocks", "array", array)
     check_library("add_blocks", "blocks", blocks, library, "array")
-    places = as_positions("add_blocks", library, positions, array, "array")
+    places = as_positions("add_blocks", library, positions, array, converted=False)
     if options.get("weight_out") is not None:
         check_library("add_blocks", "weight_out", options["weight_out"], library, "array")
     call = calls.add_blocks(array, blocks, places, **options)
@@ -308,7 +309,7 @@ def take_blocks(
     array_to_blocks : Extract blocks on a grid.
     """
     library = library_of("take_blocks", "array", array)
-    places = as_positions("take_blocks", library, positions, array, "array")
+    places = as_positions("take_blocks", library, positions, array, converted=False)
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
     if call.fusion.mode in BY_INDEX and 0 not in call.result_shape:
         prepare(call, library, array, out, window, places)
@@ -340,7 +341,8 @@ def _take_by_index(call: Call, library: ModuleType, array: Any, places: Any, win
     for part, *lead, rows in parts_of(cut, max(1, TAKEN_ELEMENTS // prod(row))):
         if not (numbers := part.start + np.flatnonzero(beyond[part])).size:
             continue
-        first = places[numbers] % periods + [rows.start, *(0 for _ in row)]  # near the array: sums do not overflow
+        first = as_int64(np, places[numbers]) % periods  # near the array: sums do not overflow
+        first += [rows.start, *(0 for _ in row)]
         weighted = partial(array_to_blocks, window=rows_of_window(window, rows))
         block = (rows.stop - rows.start, *row)
         result[(numbers, *lead, rows)] = outside.taken(np, np.arange, weighted, array[(*lead, ...)], first, block, mode)

@@ -210,6 +210,9 @@ FOUND = {
     ),
     "averages": lambda: partial(gpufold.average, ones((3000, 3000)), np.arange(9e6, dtype="f4").reshape(3000, -1) % 7),
     "mirrored": lambda: partial(gpufold.take_blocks, ones((900, 900)), np.full((300, 2), 800), 200, mode="reflect"),
+    "mirrored at the end": lambda: partial(
+        gpufold.array_to_blocks, ones((2, 1999, 1999)), 400, strides=400, last="over", mode="reflect"
+    ),
     "blocks beyond a border": lambda: partial(gpufold.take_blocks, np.ones((900, 900)), np.full((60000, 2), 880), 27),
     "gaps": lambda: partial(gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), 3, strides=5, fill_value=np.nan),
     "rows of few channels": lambda: partial(
@@ -264,9 +267,9 @@ def test_a_call_needs_8_mb_beside_its_arguments_and_result(name, one_thread):
 
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 def test_many_small_blocks_at_positions_need_no_more_than_few_of_them(one_thread, dtype):
-    """Positions of 300,000 blocks are 5 MB, and were copied and sorted at once."""
+    """Positions of 300,000 blocks are 5 MB, and were copied and sorted at once; they have any integer dtype."""
     out, blocks = np.zeros((2, 700, 700), dtype), np.ones((300_000, 2, 2, 3), dtype)
-    positions = np.random.default_rng(0).integers(-2, 701, (len(blocks), 2))
+    positions = np.random.default_rng(0).integers(-2, 701, (len(blocks), 2)).astype("i8" if dtype == "f4" else "i4")
     added, _ = peak_of(lambda: gpufold.add_blocks_(out, blocks, positions))
     taken, _ = peak_of(lambda: gpufold.take_blocks(out, positions, (2, 3), out=blocks))
     assert max(added, taken) < 8_000_000

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from gpufold.arrays import as_int64
 from gpufold.calls import Call
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import (
@@ -176,9 +177,9 @@ def _add(blocks: Array, array: Array, factors: Factors, positions: Array) -> Non
     _ways_for(0, *kind, blocks.dtype, blocks.shape, blocks.strides).run(blocks.nbytes, on)
 
 
-def _first_and_last(positions: Array) -> tuple[list[int], list[int]]:
+def _first_and_last(positions: Array) -> list[list[int]]:
     """Return the least and the greatest position along each axis: NumPy's reductions of short rows take long."""
-    return [int(along.min()) for along in positions.T], [int(along.max()) for along in positions.T]
+    return [[min(int(most(along)), sys.maxsize) for along in positions.T] for most in (np.min, np.max)]
 
 
 def _add_to_tile(
@@ -192,9 +193,10 @@ def _add_to_tile(
     of_elements = factors if scatters else _of_elements(factors, blocks)
     at_once = max(1, AT_ONCE // rank)
     for start in range(0, len(positions), at_once):
-        first = positions[start : start + at_once]
-        reached = zip(first.T, begin, block, size, strict=True)
-        (met,) = reduce(and_, [(n - taps < p) & (p < n + extent) for p, n, taps, extent in reached]).nonzero()
+        first = as_int64(np, positions[start : start + at_once])
+        along = zip(first.T, begin, block, size, strict=True)
+        (met,) = reduce(and_, [(n - taps < p) & (p < n + extent) for p, n, taps, extent in along]).nonzero()
+        del along  # which keeps the positions
         if not met.size:
             continue
         if total is None:
@@ -301,7 +303,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         weights = factors.arrays[0] if len(factors.arrays) == 1 else factors.over(blocks.shape[1:])
     at_once = max(1, COORDINATES // positions.shape[1])
     for start in range(0, len(blocks), at_once):
-        some, first = blocks[start : start + at_once], positions[start : start + at_once]
+        some, first = blocks[start : start + at_once], as_int64(np, positions[start : start + at_once])
         kind = _take, array.shape, blocks.dtype, some.shape, blocks.strides, array.strides, call.fusion.mode
         _take(array, some, weights, first, call.fusion.mode == "edge", kind)
 
