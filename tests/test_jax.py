@@ -262,6 +262,23 @@ assert shared.tolist() == [[0, 3, 3, 0]] * 2
 stitcher = gpufold.Stitcher((2, 4), (2,))
 stitcher.add(jax.device_put(jnp.ones((2, 2, 2)), NamedSharding(mesh, P(None, "x"))), [(0,), (2,)])
 assert stitcher.result().tolist() == [[1, 1, 1, 1]] * 2
+
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+with jax.set_mesh(mesh) if hasattr(jax, "set_mesh") else jax.sharding.use_mesh(mesh):
+    divided = jax.device_put(columns, NamedSharding(mesh, P("x")))
+
+    def loss(columns):
+        tiles = gpufold.take_blocks(gpufold.col2im(columns, (4, 4), (2, 2)), [(0, -1)], (2, 2))
+        return (tiles**2).sum()
+
+    for gradient in (jax.grad(loss), jax.vmap(jax.grad(loss)), jax.grad(lambda each: jax.vmap(loss)(each).sum())):
+        for made in (gradient, jax.jit(gradient)):
+            assert (made(divided) == gradient(columns)).all()
+    assert jax.typeof(jax.grad(loss)(divided)) == jax.typeof(divided)
+    of_blocks = jax.grad(lambda weights, positions, window: (gpufold.add_blocks(jnp.zeros((5, 9)), columns, positions,
+        weights=weights, window=window) ** 2).sum())
+    given = [jnp.array([2.0, 3.0]), jnp.array([[0, 2], [3, 4]]), columns[1]]
+    assert (of_blocks(*jax.device_put(given, NamedSharding(mesh, P("x")))) == of_blocks(*given)).all()
 """
 
 

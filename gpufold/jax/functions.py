@@ -15,14 +15,18 @@ from gpufold.calls import Call
 from gpufold.coverage import filled
 from gpufold.dispatch import Like
 from gpufold.given import check_kind
-from gpufold.jax.primitive import apply, own_promotion
+from gpufold.jax.primitive import apply, gathered, own_promotion
 from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended, taken
 from gpufold.weights import of_elements
 from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
-_check_array = partial(check_kind, kind=jax.Array, named="jax.Array", convert="jax.numpy.asarray")
+
+def _checked(name: str, argument: str, array: Any) -> Any:
+    """Return an array as calls can read it; raise if it is none."""
+    check_kind(name, argument, array, jax.Array, "jax.Array", "jax.numpy.asarray")
+    return gathered(array)
 
 
 def function_of(public: Callable[..., Any]) -> Callable[..., jax.Array]:
@@ -48,7 +52,7 @@ def _computed(name: str, /, **given: Any) -> Any:
     by_block = given.pop("weights", None)
     for argument in ("array", operation.data, "weight"):
         if argument in given:
-            _check_array(name, argument, given[argument])
+            given[argument] = _checked(name, argument, given[argument])
     if "positions" in given:
         given["positions"] = _as_positions(name, given["positions"])
     call, weights = operation.describe(**given), []
@@ -62,7 +66,7 @@ def _computed(name: str, /, **given: Any) -> Any:
     check_bytes(call, call.result_shape, call.element.itemsize)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
         argument = name_of_axis(call, window, axis)
-        _check_array(name, argument, each)
+        each = _checked(name, argument, each)
         check_real(name, argument, each.dtype)
         weights.append(_narrowed(each, call.element.weight, name))
     if call.fusion.mode in BY_INDEX:
@@ -79,7 +83,7 @@ def _computed(name: str, /, **given: Any) -> Any:
 
 def _weighed(call: Call, blocks: Any, by_block: Any, weights: Sequence[Any]) -> Any:
     """Return blocks times one weight per block and those of a window, in the dtype of their sums."""
-    _check_array("add_blocks", "weights", by_block)
+    by_block = _checked("add_blocks", "weights", by_block)
     check_block_weights("add_blocks", by_block, call.dtype, len(blocks))
     each = of_elements(jnp, _narrowed(by_block, call.element.weight), weights, blocks.ndim)
     if blocks.dtype.kind == "c":
@@ -102,6 +106,7 @@ def _as_positions(name: str, positions: Any) -> Any:
         positions = jnp.asarray(positions)
     if not isinstance(positions, jax.Array):
         return jnp.asarray(as_positions(name, np, positions, None).clip(widest.min, widest.max), widest.dtype)
+    positions = _checked(name, "positions", positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):  # a key's has no kind
         raise TypeError(f"{name}: positions must be integers, got dtype {positions.dtype}")
     if positions.dtype.kind == "u" and positions.dtype.itemsize >= widest.dtype.itemsize:

@@ -38,17 +38,23 @@ def apply(call: Call, *given: Any) -> Any:
     return call_p.bind(*alike, call=call)
 
 
+def gathered(array: Any) -> Any:
+    """Return an array that no explicit axis of a mesh divides; if one did, it divides the gradient too."""
+    sharding = jax.typeof(array).sharding
+    if not any(sharding.spec):
+        return array
+    return jax.sharding.reshard(array, sharding.update(spec=jax.P(*[None] * array.ndim)))
+
+
 def _varying(kind: Any) -> frozenset[Any]:
     """Return the axes of a mesh over which an array of a kind varies; JAX 0.7 to 0.9 name them otherwise."""
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
 def _kind(data: Any, *_: Any, call: Call) -> Any:
-    """Describe the result of a call, which varies as its operands do."""
+    """Describe the result of a call, which has the mesh of its operands, and varies as they do."""
     shape, dtype = call.result_shape, jnp.dtype(call.dtype)
-    if not _varying(data):
-        return jax.core.ShapedArray(shape, dtype)
-    sharding = data.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+    sharding = data.sharding.update(spec=jax.P(*[None] * len(shape)))
     return data.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
@@ -109,6 +115,7 @@ def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
 @own_promotion()
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[Any, int]:
     data_dim, window_dims, positions_dim, out_dim = parted(call, dims)
+    operands = [*map(gathered, operands)]
     size = next(each.shape[dim] for each, dim in zip(operands, dims, strict=True) if dim is not None)
     if not any(dim is not None for dim in window_dims or ()):
         if positions_dim is None:
