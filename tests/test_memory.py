@@ -243,6 +243,10 @@ FOUND = {
         for n in (1000, 1999)
         for reduction in REDUCTIONS
     },
+    "a window of doubles": lambda: partial(
+        gpufold.blocks_to_array, ones((5, 1, 704, 704), "f8"), (1408, 704), 704, strides=176, accumulate=True,
+        window=(np.ones(704),) * 2, out=np.zeros((1408, 704)),
+    ),
     "edges of a large block": lambda: partial(
         gpufold.take_blocks, ones((200, 200, 200)), [(0, 100, 0)], 200, mode="edge"
     ),
@@ -261,8 +265,9 @@ FOUND = {
 def test_a_call_needs_8_mb_beside_its_arguments_and_result(name, one_thread):
     call = FOUND[name]()
     peak, result = peak_of(call)
-    returned = call.func is not gpufold.add_blocks_ and result is not None
-    assert peak - (result.nbytes if returned else 0) <= 8 << 20
+    if call.func is gpufold.add_blocks_ or "out" in call.keywords or result is None:
+        result = np.empty(0)
+    assert peak - result.nbytes <= 8 << 20
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f2"])

@@ -78,9 +78,10 @@ def add_pairs(total: Array, terms: Array, factors: Factors, pairs: Iterable[tupl
             np.add(part, terms[term], part)
         return
     scratch: Array = np.empty(0, total.dtype)
+    most = PRODUCTS * 4 // max(4, total.itemsize)
     for into, term in pairs:
         arrays = [each[term] for each in factors.arrays]
-        for part, few, *weights in runs_of(total[into], terms[term], *arrays):
+        for part, few, *weights in runs_of(total[into], terms[term], *arrays, most=most):
             if weights:
                 if scratch.size < few.size:
                     scratch = np.empty(few.size, total.dtype)

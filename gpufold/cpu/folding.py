@@ -53,9 +53,6 @@ FEW_TAPS, WRITTEN_BYTES = 3, 1 << 22
 """Most taps of a row that is likely to be copied faster tap by tap, for all blocks, than as a row; then most bytes of a
 tile's columns, to which every tap writes."""
 
-LARGE_WEIGHTS = 1 << 20
-"""Bytes of a block's weights above which tiles are smaller."""
-
 LARGE_RANK, LARGE_BLOCK = 3, 1 << 12
 """Least axes and elements of blocks that may be faster added one by one than by cells, which have shorter rows."""
 
@@ -84,8 +81,6 @@ def ways_to_fold(columns: Array, image: Array, axes: Axes, fused: FusedArithmeti
     size = sum_dtype(image.dtype).itemsize
     narrow, converted = image.itemsize < size, columns.itemsize < size
     limit = tiles.TILE_ELEMENTS * 8 // max(8, size)
-    if fused.weights is not None and fused.weights.nbytes > LARGE_WEIGHTS:
-        limit //= 2  # these and a tile's divisors take less than 8 MB
     if converted:  # whole planes at once
         plane = image.size // max(1, prod(image.shape[:2]))
         limit = min(limit // 2, max(plane, tiles.pixels_of(WIDENED, columns, image)))

@@ -106,6 +106,7 @@ def average(total: Array, axes: Axes, fused: FusedArithmetic) -> None:
     """Divide a tile's sums by counts or weights; zero where the divisor is below the smallest normal number."""
     known = fused.divisors
     if known is None or known[0] != axes:
+        known = fused.divisors = None  # the previous ones are not kept meanwhile
         if fused.factors is not None:
             divisors = _divisors(axes, fused)
         elif fused.weights is None:
