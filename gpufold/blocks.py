@@ -75,7 +75,7 @@ def array_to_blocks(
         at `grid_positions` for other placements.
     mode : str
         How elements beyond the end are filled, as in `take_blocks`: "constant" (zero), "edge", "reflect", "symmetric"
-        or "wrap". If a block extends beyond the array, all but "constant" make a padded copy of one in GPU memory.
+        or "wrap". If a block extends beyond the array, all but "constant" pad a copy of it, except large ones of NumPy.
 
     Returns
     -------

@@ -156,7 +156,7 @@ def test_the_map_has_every_module_and_all_that_contributing_names_is_there():
 # ---- figures
 
 SAVED = "bench/results/cpu-2026-12-01.json"
-OF_ONE_THREAD = "bench/results/cpu-one-thread-2026-11-30.json"
+OF_ONE_THREAD = "bench/results/cpu-one-thread-2026-12-01.json"
 ON_A_GPU = "bench/results/gpu-h100-2026-11-27.json"
 
 
