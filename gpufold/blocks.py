@@ -28,8 +28,9 @@ from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
 from gpufold.outside import extended, in_memory_of
 
-PADDED_BYTES = 1 << 18
-"""Bytes of a padded array above which extracting the blocks beyond the end by their positions is faster on a CPU."""
+PADDED_BYTES, MOST_ROWS, LEAST_INSIDE = 7 << 20, 4, 2
+"""Bytes of a padded copy of an array that a CPU makes in any case. To save a larger one, blocks beyond the end are
+extracted by their positions: as many as so many rows of blocks have at most, and one of so many blocks at most."""
 
 
 @dispatched
@@ -75,7 +76,8 @@ def array_to_blocks(
         at `grid_positions` for other placements.
     mode : str
         How elements beyond the end are filled, as in `take_blocks`: "constant" (zero), "edge", "reflect", "symmetric"
-        or "wrap". If a block extends beyond the array, all but "constant" pad a copy of it, except large ones of NumPy.
+        or "wrap". If a block extends beyond the array, all but "constant" pad a copy of it, unless it is a large one of
+        NumPy and few blocks do.
 
     Returns
     -------
@@ -102,13 +104,23 @@ def array_to_blocks(
         check_bytes(call, call.result_shape, array.dtype.itemsize)
         known, (call, margins) = call, extended_call(call, array.dtype.itemsize)
         library = library_of("array_to_blocks", "array", array)
-        if library is np and array.dtype.itemsize * prod(call.geometry.array_shape) > PADDED_BYTES:
+        large = array.dtype.itemsize * prod(call.geometry.array_shape) > PADDED_BYTES
+        if library is np and large and _are_few_beyond(known):
             blocks: ArrayT = _extended_by_position(known, array, out, window)
             return blocks
         with device_of(library, array), in_memory_of("array_to_blocks", library):
             check_no_temporaries("array_to_blocks", library, f"mode {mode!r}")
             array = extended(library, library.arange, array, margins, mode)
     return compute(call, array, out, window)
+
+
+def _are_few_beyond(call: Call) -> bool:
+    """Return whether few blocks, of all, extend beyond the end."""
+    geometry: Any = call.geometry
+    axes = geometry.axes
+    count = prod(axis.blocks for axis in axes)
+    beyond = count - prod(axis.blocks - (axis.pad_end > 0) for axis in axes)
+    return bool(beyond <= min(MOST_ROWS * max(axis.blocks for axis in axes), count // LEAST_INSIDE))
 
 
 def _extended_by_position(call: Call, array: Any, out: Any, window: Any) -> Any:
@@ -129,8 +141,11 @@ def _extended_by_position(call: Call, array: Any, out: Any, window: Any) -> Any:
             index: list[Any] = [start // each.stride for start, each in zip(place, axes, strict=True)]
             index[longest] = slice(index[longest], None)
             blocks = np.moveaxis(result[(*(slice(None),) * lead, *index)], lead, 0)
-            positions = [(*place[:longest], start, *place[longest + 1 :]) for start in beyond[longest]]
-            take_blocks(array, positions, geometry.block_shape, window=window, mode=mode, out=blocks)
+            positions = np.array([(*place[:longest], start, *place[longest + 1 :]) for start in beyond[longest]])
+            try:
+                take_blocks(array, positions, geometry.block_shape, window=window, mode=mode, out=blocks)
+            except MemoryError as error:
+                raise MemoryError(str(error).replace("take_blocks", "array_to_blocks", 1)) from None
     return result
 
 

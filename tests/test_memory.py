@@ -211,7 +211,7 @@ FOUND = {
     "averages": lambda: partial(gpufold.average, ones((3000, 3000)), np.arange(9e6, dtype="f4").reshape(3000, -1) % 7),
     "mirrored": lambda: partial(gpufold.take_blocks, ones((900, 900)), np.full((300, 2), 800), 200, mode="reflect"),
     "mirrored at the end": lambda: partial(
-        gpufold.array_to_blocks, ones((2, 1999, 1999)), 400, strides=400, last="over", mode="reflect"
+        gpufold.array_to_blocks, ones((2, 1999, 1999)), (400, 400), strides=400, last="over", mode="reflect"
     ),
     "blocks beyond a border": lambda: partial(gpufold.take_blocks, np.ones((900, 900)), np.full((60000, 2), 880), 27),
     "gaps": lambda: partial(gpufold.blocks_to_array, ones((10**6, 3)), (5 * 10**6,), 3, strides=5, fill_value=np.nan),

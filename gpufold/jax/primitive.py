@@ -40,8 +40,9 @@ def apply(call: Call, *given: Any) -> Any:
 
 def gathered(array: Any) -> Any:
     """Return an array that no explicit axis of a mesh divides; if one did, it divides the gradient too."""
-    sharding = jax.typeof(array).sharding
-    if not any(sharding.spec):
+    sharding: Any = jax.typeof(array).sharding
+    spec = sharding.spec
+    if not (any(getattr(spec, "partitions", spec)) or getattr(spec, "unreduced", None)):
         return array
     return jax.sharding.reshard(array, sharding.update(spec=jax.P(*[None] * array.ndim)))
 
