@@ -24,13 +24,14 @@ from gpufold.arrays import (
 from gpufold.calls import Average, Call, Mode, Reduction, Variant
 from gpufold.compute import compute
 from gpufold.coverage import filled
+from gpufold.cpu.tiles import PADDED_BYTES
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
 from gpufold.outside import extended, in_memory_of
 
-PADDED_BYTES, MOST_ROWS, LEAST_INSIDE = 7 << 20, 4, 2
-"""Bytes of a padded copy of an array that a CPU makes in any case. To save a larger one, blocks beyond the end are
-extracted by their positions: as many as so many rows of blocks have at most, and one of so many blocks at most."""
+MOST_ROWS, LEAST_INSIDE = 4, 2
+"""Rows of blocks, of which a CPU extracts as many beyond the end of a large array by position at most; least ratio of
+all blocks to those."""
 
 
 @dispatched
@@ -76,8 +77,8 @@ def array_to_blocks(
         at `grid_positions` for other placements.
     mode : str
         How elements beyond the end are filled, as in `take_blocks`: "constant" (zero), "edge", "reflect", "symmetric"
-        or "wrap". If a block extends beyond the array, all but "constant" pad a copy of it, unless it is a large one of
-        NumPy and few blocks do.
+        or "wrap". If a block extends beyond the array, all but "constant" pad a copy of it; a large NumPy array with
+        few such blocks is not copied.
 
     Returns
     -------

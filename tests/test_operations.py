@@ -399,26 +399,20 @@ def test_blocks_without_planes_need_no_elements_to_mirror(mode):
     assert gpufold.take_blocks(np.zeros((0, 0)), [(0,)], (2,), mode=mode).shape == (1, 0, 2)
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "strided", "swapped", "misaligned"])
 @pytest.mark.parametrize("dtype", INTEGERS[1:])
-def test_positions_are_read_in_any_dtype_and_layout(dtype, layout, monkeypatch):
+def test_positions_are_read_in_any_dtype_and_layout(dtype, monkeypatch):
     """Some at a time; no coordinate overflows its dtype, and those beyond int64 are far outside."""
     monkeypatch.setattr(on_positions, "AT_ONCE", 20)
     monkeypatch.setattr(on_positions, "COORDINATES", 20)
     rng, limits = np.random.default_rng(7), np.iinfo(dtype)
     for count in (4, 60):  # few are added one by one
-        known = rng.integers(max(limits.min, -5), 140 if limits.max == 255 else 110, (count, 2))
-        known[:2] = [limits.min, min(limits.max, 2**63 - 1)], [3, 100]
+        known = rng.integers(max(limits.min, -5), 110, (count, 2))
+        known[0] = limits.min, min(limits.max, 2**63 - 1)
         exact = np.array([[limits.min, limits.max], *known[1:].tolist()], dtype)
-        given = {
-            "rows": lambda exact: exact,
-            "columns": np.asfortranarray,
-            "strided": lambda exact: np.repeat(exact, 2, 1)[::-1, ::2][::-1],
-            "swapped": lambda exact: exact.astype(exact.dtype.newbyteorder()),
-            "misaligned": lambda exact: np.array([(0, each) for each in exact], [("", "u1"), ("at", dtype, 2)])["at"],
-        }[layout](exact)
+        misaligned = np.array([(0, each) for each in exact], [("", "u1"), ("at", dtype, 2)])["at"]
         image, tiles = values((130, 140), np.float32, 3), values((count, 5, 30), np.float32, 4)
-        assert_same_bits(gpufold.add_blocks(image, tiles, given), gpufold.add_blocks(image, tiles, known))
-        for mode in ("constant", "edge", "wrap"):
-            taken = [gpufold.take_blocks(image, each, (5, 30), mode=mode) for each in (given, known)]
-            assert_same_bits(*taken)
+        swapped = exact.astype(exact.dtype.newbyteorder())
+        for given in (exact, np.asfortranarray(exact), np.repeat(exact, 2, 1)[:, ::2], swapped, misaligned):
+            assert_same_bits(gpufold.add_blocks(image, tiles, given), gpufold.add_blocks(image, tiles, known))
+            for mode in ("constant", "edge", "wrap"):
+                assert_same_bits(*[gpufold.take_blocks(image, each, (5, 30), mode=mode) for each in (given, known)])
